@@ -81,7 +81,7 @@ class Machine:
         return float(slowest)
 
     def attempt(self, what: Row, size: int, work: Callable[[ProcessGroup], None]) -> None:
-        """Work of the first ``size`` ranks, while the others wait. What fails is noted, and all ranks continue with the next."""
+        """Work of the first ``size`` ranks, while the others wait. A failure is noted, and all ranks continue with the next."""
         fault = None
         if self.rank < size:
             try:
@@ -111,7 +111,7 @@ class Machine:
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """Of the largest element."""
+    """The largest difference, relative to the largest element of ``want``."""
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
 
 

@@ -115,7 +115,7 @@ class Dense:
         return done.transpose(1, 2)
 
     def of_tokens(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> Tensor:
-        """What flash-attn's function and its successors of that name give."""
+        """The output of flash-attn's function or of a successor of that name."""
         done = function(self.q, self.k, self.v, causal=self.case.causal)
         return done[0] if isinstance(done, tuple) else done
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fovea.set_exact_rows(True) promises and costs on this machine's CPU, with one thread.
+"""Promises and cost of fovea.set_exact_rows(True) on this machine's CPU, with one thread.
 
 ``python bench/exact_rows.py --json FILE`` counts rows whose bits differ between ways to compute them
 (tests/python/exact_rows.py), without the option and with it. Then it times calls by turns: the processor time of the fastest

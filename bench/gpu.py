@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks of a GPU share: arguments, current ceilings, timing, and a result file that grows case by case.
+"""Parts that the benchmarks of a GPU share: arguments, current ceilings, timing, and a result file that grows case by case.
 
 A case that fails is noted with its error, and the others continue. A dry run takes tiny shapes, on the CPU if there is no GPU. It
 runs every line of a benchmark and its checks, and its times mean nothing."""
@@ -94,7 +94,7 @@ def clean_median_ms(call: Callable[[], object], runs: int = 50) -> float:
 
 
 def gpu_id() -> str:
-    """Of the GPU in use. An index would count hidden GPUs too."""
+    """The UUID of the GPU in use. An index would count hidden GPUs too."""
     return f"GPU-{torch.cuda.get_device_properties().uuid}"
 
 

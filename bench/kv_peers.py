@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other libraries make of a row of bench/kv_formats.py, over the same memory: vLLM's Triton kernels, and FlashInfer's.
+"""Calls of other libraries for a row of bench/kv_formats.py, over the same memory: vLLM's Triton kernels, and FlashInfer's.
 
 vLLM rotates queries and results of 4-bit caches outside of its kernel, and rows before storing. Only its kernels run here."""
 

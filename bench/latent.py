@@ -109,7 +109,7 @@ class Cache:
 
 
 class LatentSubject:
-    """What dense and token-sparse attention have in common. q and out: [batch, seq_q, head, ..]."""
+    """The common part of dense and token-sparse attention. q and out: [batch, seq_q, head, ..]."""
 
     def __init__(self, batch: int, seq_q: int, heads: int, cache: Cache, width: int) -> None:
         self.cache, self.graph, self.layers, self.width = cache, batch <= GRAPH_BATCH, True, width

@@ -16,7 +16,7 @@ DENSE, SPARSE = ("rows", "e4m3", "v32_fp8"), ("rows", "v32_fp8")
 
 @dataclass
 class Case:
-    """Of shorter contexts, the lists of the sparse one hold every token."""
+    """Dense or token-sparse decode. In a context of fewer than ``topk`` tokens, each list holds every token."""
 
     batch: int
     kv_len: int

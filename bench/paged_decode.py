@@ -51,7 +51,7 @@ class Case:
         return self.seq_q == self.kv_len
 
     def lengths(self) -> tuple[list[int], list[int]]:
-        """Of the queries and of the cache, of each sequence."""
+        """Lengths of the queries and of the cache, of each sequence."""
         beside = [self.prefill] if self.prefill else []
         return beside + [self.seq_q] * self.batch, beside + [self.kv_len] * self.batch
 
@@ -238,7 +238,7 @@ class Append:
         return self.caches[0]
 
     def check(self, call: Callable[[], Tensor] | None = None) -> float:
-        """What is stored is each row, rounded as the cache's dtype is."""
+        """Checks that the cache holds each row, rounded to the cache's dtype."""
         (call or self.run)()
         for rows, cache in zip(self.rows, self.caches, strict=True):
             stored = cache.flatten(0, 1)[self.slots]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other libraries make of a row of bench/paged_decode.py: the same queries, pages and lengths. None where one cannot."""
+"""Calls of other libraries for a row of bench/paged_decode.py: the same queries, pages and lengths. None where one cannot."""
 
 from collections.abc import Callable
 from functools import partial

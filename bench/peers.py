@@ -36,7 +36,7 @@ def version_of(module: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of everything here that may be timed beside Fovea."""
+    """Versions of everything here that may be timed beside Fovea."""
     found = {name: version_of(module) for module, (name, _) in PACKAGES.items() if importable(module)}
     if torch.cuda.is_available() and torch.backends.cudnn.is_available():
         found["cuDNN"] = str(torch.backends.cudnn.version())

@@ -109,7 +109,7 @@ def own(results: dict) -> str:
 
 
 def comparisons(results: dict) -> str:
-    """What one row says only beside another."""
+    """Lines that compare rows with each other."""
     median = {row["case"].split("/bench/")[1]: row["median_s"] for row in results["rows"]}
     rate = {row["case"].split("/bench/")[1]: row["bytes"] / row["median_s"] for row in results["rows"]}
     lines = []
@@ -165,7 +165,7 @@ MADE = re.compile(r"(<!-- made: bench/plot.py -->\n).*?(<!-- /made -->)", re.DOT
 
 
 def results_found() -> list[tuple[Callable[[Path, dict], str], Path, dict]]:
-    """What makes a section, and of what, in the order of a page."""
+    """Each function that makes a section, with its file and results, in the order of a page."""
     sections = {
         **{kind: plot_dense.section_of(kind) for kind in plot_dense.ABOUT},
         "latent-decode": plot_latent.section,

@@ -9,7 +9,7 @@ CONVERSIONS = ("quantize", "append", "dequantize")
 
 
 def by_format(cases: list[dict]) -> dict[str, dict[str, list[dict]]]:
-    """Of each format, the rows of each conversion, the largest first."""
+    """The rows by format and conversion, the largest first."""
     found: dict[str, dict[str, list[dict]]] = {}
     for case in sorted(cases, key=lambda case: -case["tokens"]):
         if not case["exact"]:

@@ -120,7 +120,7 @@ def about_sharing(rows: list[dict]) -> str:
 
 
 def small_batches(results: dict) -> str:
-    """What a call costs when there is little to compute."""
+    """The cost of calls that have little to compute."""
     lines = []
     for row in results.get("latency", []):
         sparse = f", {row['topk']} of them listed, {row['cache_format']}" if "topk" in row else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages of performance share: where results lie, and how tables and pictures look."""
+"""Parts that the pages of performance share: where results lie, and how tables and pictures look."""
 
 import io
 import json
@@ -34,7 +34,7 @@ text:not([style*="fill"]) {fill: #e6edf3}
 
 
 def latest_results(kind: str) -> list[tuple[Path, dict]]:
-    """Of each device the newest file of a kind: the one whose date inside is the latest, whatever its name says."""
+    """The newest file of a kind for each device: the one whose date inside is the latest, whatever its name says."""
     newest: dict[Path, tuple[datetime, Path, dict]] = {}
     for path in sorted(RESULTS.glob(f"*/*-{kind}.json")):
         results = json.loads(path.read_text())
@@ -88,7 +88,7 @@ PyTorch {results["torch"]}{peers}. From [{file}](../{file}), which `bench/{scrip
 
 
 def missing(results: dict) -> str:
-    """What was to be measured and was not."""
+    """Rows that were to be measured and were not."""
     return "".join(f"* Not measured: {row['name']} ({row['why'].splitlines()[0]}).\n" for row in results.get("missing", []))
 
 

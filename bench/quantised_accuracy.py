@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What 8-bit attention costs in accuracy, by the data, the groups and the smoothing: against attention in f32 on the same tensors.
+"""The error of 8-bit attention by the data, the groups and the smoothing, against attention in f32 on the same tensors.
 Prints the table of docs/numerics.md, and writes a JSON file."""
 
 import argparse

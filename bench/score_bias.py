@@ -66,7 +66,7 @@ class Biased(Dense):
         return fovea.attention(self.q, self.k, self.v, return_lse=True, **options)[0]
 
     def added(self, row: int, head: int, seen: int) -> Tensor | float:
-        """What the scores of a query get."""
+        """The terms that are added to a query's scores: ALiBi, bias or 0."""
         if "alibi_slopes" in self.options:
             distance = torch.arange(seen, device=DEVICE) - (row + self.case.seq - self.q.shape[1])
             return -self.options["alibi_slopes"][head].double() * distance.abs()

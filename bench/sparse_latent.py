@@ -120,7 +120,7 @@ class Sparse(LatentSubject):
         return done[None] if flat else done
 
     def flash_mla(self) -> Tensor:
-        """Of a prefill."""
+        """FlashMLA's prefill."""
         import flash_mla
 
         return flash_mla.flash_mla_sparse_fwd(self.q[0], self.cache.data[0], self.indices[0, :, None], self.width**-0.5)[0][None]

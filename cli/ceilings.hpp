@@ -11,7 +11,7 @@
 
 namespace fovea::cli {
 
-/// What this machine can do at best with some threads, measured now. Every rate is printed as a fraction of these.
+/// The best rates of this machine with some threads, measured now. Every rate is printed as a fraction of these.
 struct Ceilings {
   int threads = 0;
   double read_bandwidth = 0;  ///< bytes/s out of memory

@@ -38,7 +38,7 @@ constexpr std::pair<const char*, const char*> kColumns[] = {
     {"9.0 (Hopper)", "sm90"}, {"10.0, 12.0", "sm100"}, {"AMD gfx90a, gfx942", "gfx942"},
 };
 
-/// What a planner says to an operation's usual problem: "cuda.sm90.attention: ..." is a kernel for one architecture.
+/// A planner's answer to an operation's usual problem: "cuda.sm90.attention: ..." is a kernel for one architecture.
 std::string support(const ExplainedOperation& operation, const ProblemTypes& types, const char* device) {
   const Explanation planned = operation.explain(*usual_problem(types), device_of(device), {});
   if (!planned) return "-";

@@ -13,7 +13,7 @@ std::string printable(std::string_view text);
 /// Writes a line to standard error.
 void complain(std::string_view text);
 
-/// `status`, unless what was printed did not reach standard output. That is complained about, or ends the process as a broken pipe does.
+/// Returns `status` if all output reached standard output. Otherwise complains, or ends the process as a broken pipe does.
 /// `error`: the number of an error that a write had before.
 int finish_output(int status, int error = 0);
 

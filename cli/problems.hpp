@@ -61,7 +61,7 @@ std::vector<std::string> operation_names();
 /// The problem that was read, usual values included: "attention: bf16, batch 1, seq-q 1, ..".
 std::string described(const ProblemSize& size, const ExplainedOperation& operation);
 
-/// What is wrong with the options that `command` was given: some belong to other operations, or change nothing beside others. Else empty.
+/// The fault of the options that `command` was given: some belong to other operations, or change nothing beside others. Else empty.
 std::string misplaced_options(const CLI::App& command, const ExplainedOperation& operation, const ProblemSize& size);
 
 }  // namespace fovea::cli

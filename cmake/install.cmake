@@ -30,7 +30,7 @@ if(fovea_type STREQUAL "STATIC_LIBRARY")
     list(APPEND FOVEA_DEPENDENCIES CUDAToolkit)
     list(APPEND FOVEA_PRIVATE_LIBRARIES ${CUDA_cudart_static_LIBRARY} -lpthread -ldl -lrt)
   endif()
-  # What a C++ compiler links unasked and a C compiler does not.
+  # Libraries that a C++ compiler links unasked and a C compiler does not.
   set(FOVEA_CXX_RUNTIME ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
   list(REMOVE_ITEM FOVEA_CXX_RUNTIME ${CMAKE_C_IMPLICIT_LINK_LIBRARIES})
   list(TRANSFORM FOVEA_CXX_RUNTIME PREPEND -l OUTPUT_VARIABLE runtime)

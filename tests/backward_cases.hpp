@@ -64,7 +64,7 @@ inline std::vector<std::pair<std::string, BackwardCase>> edge_cases() {
   return cases;
 }
 
-/// What kernels of large head dims do by code of their own.
+/// Cases of the code that only kernels of large head dims have.
 inline std::vector<std::pair<std::string, BackwardCase>> large_head_dim_cases() {
   using Values = BackwardCase::Values;
   std::vector<std::pair<std::string, BackwardCase>> cases;

@@ -15,7 +15,7 @@
 
 namespace fovea::check {
 
-// What both attentions share -----------------------------------------------------------------------------------------
+// Shared by both attentions ------------------------------------------------------------------------------------------
 
 /// Widths, groups, values and sinks do not depend on where K and V lie; `make(dtype)` gives the case to vary.
 template <class Make>

@@ -31,7 +31,7 @@ blackwell_steps() {
     --implementation "$BLACKWELL" --json "$BLACKWELL_REPORT.json"
 }
 
-# What a person reports, whatever came out.
+# Runs the steps and prints the report for a person to send, whatever came out.
 blackwell() {
   local verdict=accepted before=$failed rows=$passed
   rm -f "$BLACKWELL_REPORT.json"

@@ -35,7 +35,7 @@ def newer(library: Library, glibc: str) -> list[str]:
 
 
 def faults(path: Path, want_machine: str, glibc: str) -> list[str]:
-    """What is wrong with one library."""
+    """The faults of one library."""
     if (got := machine(path)) != want_machine:
         return [f"got a library for {got}, want {want_machine}"]
     library = read(path)

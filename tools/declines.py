@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every reason with which a call is not computed, read from the source: why implementations decline, what a machine lacks, and
-what Python refuses. What is known only when a call is planned reads as `*`.
+what Python refuses. A value that is known only when a call is planned reads as `*`.
 
 tests/tools/test_declines.py holds docs/troubleshooting.md against the list. As a program it prints the list.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 SUFFIXES = (".hpp", ".cpp", ".cu", ".cuh")
 CALL = re.compile(r"(?:return |= |fail\()(?:detail::)?declined\(")
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-# What a machine or a build lacks, and why a later entry goes before one.
+# Reasons: what a machine or a build lacks, and why a later entry goes before one.
 LACKS = re.compile(r'"((?:needs|no CUDA device|no HIP|left out by|built without|kernels for|on Intel)[^"]*)"')
 COMMENT = re.compile(r"//[^\n]*")
 
@@ -35,7 +35,7 @@ def arguments(text: str, begin: int) -> list[str]:
 
 
 def words(expression: str) -> list[str]:
-    """What an argument may read as: one text for each side of a ? :, with `*` for what is computed."""
+    """The texts that an argument may read as: one text for each side of a ? :, with `*` for what is computed."""
     condition, mark, choices = expression.partition("?")
     if mark and '"' not in condition:
         return [text for choice in re.split(r'(?<=")\s*:\s*(?=")', choices) for text in words(choice)]
@@ -45,7 +45,7 @@ def words(expression: str) -> list[str]:
 
 
 def declines_in(text: str) -> set[str]:
-    """Of a C++ or CUDA source."""
+    """The reasons in a C++ or CUDA source."""
     text = COMMENT.sub("", text)
     found = {re.sub(r"[ (=]$", r"\g<0>*", match.group(1)) for match in LACKS.finditer(text)}
     for call in CALL.finditer(text):
@@ -55,7 +55,7 @@ def declines_in(text: str) -> set[str]:
 
 
 def refusals_in(text: str) -> set[str]:
-    """Of a Python module: the messages of each `raise NotImplementedError`."""
+    """The messages of each `raise NotImplementedError` in a Python module."""
     raised = (node.exc for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Raise))
     calls = (exc for exc in raised if isinstance(exc, ast.Call) and getattr(exc.func, "id", "") == "NotImplementedError")
     return {_message(call.args[0]) for call in calls}

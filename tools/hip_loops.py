@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one turn of an attention kernel's loop over key tiles takes, counted in its machine code.
+"""Instructions of one turn of an attention kernel's loop over key tiles, counted in its machine code.
 
 A loop has branches that a usual turn does not take: masks, maxima that grow, NaN codes, the last tile. The turn that is counted
 is the one whose vector instructions take least time among those that compute a whole tile and load the next one: as many MFMAs, and
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def cost(self) -> int:
-        """Of vector instructions, in those of the usual time."""
+        """Time of the vector instructions, in instructions of the usual time."""
         return self.counts["vector"] + 4 * self.counts["slow"]
 
 

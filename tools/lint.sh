@@ -32,7 +32,7 @@ lizard() {
 import sys, lizard; sys.exit(lizard.main())' -w -C 999 -T nloc=$FUNCTION_LINES -f /dev/stdin "$@"
 }
 
-# Of the commits since the last release, or those that origin lacks; nothing where neither is known.
+# Checks the commits since the last release, or those that origin lacks; nothing where neither is known.
 check_subjects() {
   local base
   base=$(git merge-base HEAD origin/main 2>/dev/null || git describe --tags --abbrev=0 2>/dev/null) || return 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What ./dev makes for others, and tries as they have it: wheels, packages, other compilers and processors.
+# Products that ./dev makes for others, and tries as they have them: wheels, packages, other compilers and processors.
 
 readonly DIST=dist
 readonly DISTRIBUTION=fovea_attention  # as files of the distribution fovea-attention begin
@@ -157,7 +157,7 @@ package() {
 
 # ---- other compilers ------------------------------------------------------------------------------------------------------
 
-# What tells most: every kernel of this machine on the short table, everything pure, and bad calls.
+# The tests that say most: every kernel of this machine on the short table, everything pure, and bad calls.
 readonly SHORT_TESTS='^(unit|behaviour|conformance|c_api|allocations|example)'
 
 # tested TITLE FOLDER OPTION...: the parts for CPUs, built and tried on the short table.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks in this folder share: the repository's own files, what its build makes, and how findings are reported.
+"""Parts that the checks in this folder share: the repository's own files, what its build makes, and how findings are reported.
 
 As a program it prints the files whose names end in one of its arguments: `tools/repository.py .cpp .hpp`.
 """
@@ -29,7 +29,7 @@ def is_ignored(name: Path) -> bool:
 
 
 def built(build: Path, folder: str, suffix: str) -> list[Path]:
-    """What Ninja makes in a folder of the build and has made, sorted. An object whose source is gone is left out."""
+    """Files that Ninja makes in a folder of the build and has made, sorted. An object whose source is gone is left out."""
     command = ["ninja", "-C", str(build), "-t", "targets", "all"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     paths = {(build / line.rpartition(":")[0]).resolve() for line in listed}

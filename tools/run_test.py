@@ -37,7 +37,7 @@ def with_suite(root: Path, suite: str) -> set[str]:
 
 
 def commands(root: Path, build: Path, name: str) -> list[list[str]]:
-    """What to run for a name."""
+    """The commands to run for a name."""
     tests = registered(build)
     named = [command for test, command in tests.items() if test == name or test.startswith(name + ".")]
     named = named or [command for command in tests.values() if Path(command[0]).name == name]
@@ -52,7 +52,7 @@ def commands(root: Path, build: Path, name: str) -> list[list[str]]:
 
 
 def targets(build: Path, runs: list[list[str]]) -> list[str]:
-    """What the commands need, as Ninja calls it. A script of CMake needs the whole build."""
+    """The targets that the commands need, as Ninja calls them. A script of CMake needs the whole build."""
     made = {Path(word) for run in runs for word in run if Path(word).is_relative_to(build)}
     return ["all"] if any(path.suffix == ".cmake" for path in made) else sorted(str(path.relative_to(build)) for path in made)
 

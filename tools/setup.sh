@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What ./dev installs before it works: Debian packages, as root, and virtual environments.
+# Installations of ./dev before it works: Debian packages, as root, and virtual environments.
 
 readonly DEMO_PACKAGES=(g++ cmake ninja-build python3 python3-venv)
 readonly PACKAGES=(

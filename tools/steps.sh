@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What ./dev runs, step by step: the output of each in a log, its time in a table, its tests counted.
+# Steps that ./dev runs: the output of each in a log, its time in a table, its tests counted.
 
 readonly LOGS=build/logs
 readonly TIMES=$LOGS/times.txt

@@ -24,7 +24,7 @@ OF_PROGRAMS = re.compile("_?Py")  # names that a Python program itself has
 
 
 class Library(NamedTuple):
-    """What the dynamic section and the symbols of a shared library say."""
+    """The contents of the dynamic section and the symbols of a shared library."""
 
     soname: str
     needed: list[str]

@@ -105,7 +105,7 @@ size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
 /** "cpu.avx2.attention"; lives as long as the plan. */
 const char* fovea_plan_implementation(const fovea_plan* plan);
 
-/** What was chosen, and which implementations declined, for people. Valid until the thread's next call of this function. */
+/** The choice, and which implementations declined, for people. Valid until the thread's next call of this function. */
 const char* fovea_plan_explain(const fovea_plan* plan);
 
 /* ---- attention --------------------------------------------------------------------------------------------------------- */

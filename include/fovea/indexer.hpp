@@ -48,7 +48,7 @@ Result<IndexLogitsPlan> plan_index_logits(const IndexLogitsDesc& desc, Device de
 ///
 /// logits f32, f16 or bf16 [rows, columns], out i32 [rows, k]. Row t is its columns from first[t] to before last[t], i32 [rows], cut to
 /// [0, columns]; an absent one is 0, or columns. A reversed range is empty. Whatever lies outside never matters.
-/// Of equal values the lower column comes first, -0 and 0 being equal. NaN comes after -inf. Listed places ascend, or their
+/// The lower column of equal values comes first, -0 and 0 being equal. NaN comes after -inf. Listed places ascend, or their
 /// values descend with `sorted`. Behind the last place of a row with fewer columns follows -1.
 /// A place is the column less first[t], plus offset[t]. With a block_table i32 [batch, max_blocks] it is a token of sequence
 /// t / (rows / batch) and becomes `block * page + token % page`. -1 stands for a place that is negative, beyond i32 or beyond the table,

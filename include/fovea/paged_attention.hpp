@@ -78,7 +78,7 @@ Result<PagedAttentionPlan> plan_paged_attention(const PagedAttentionDesc& desc, 
 ///   mxfp4, mxfp8             scale = the power of two at or above amax / 6 or 448 of 32 values; 1 of zeros
 /// No scale is infinite or NaN: magnitudes count up to half the largest float, NaN not at all. A code is the nearest one, ties to even;
 /// what is too large saturates; NaN becomes the code for NaN, or the largest code where there is none. Slots outside the cache other than
-/// -1 are an error where they can be seen (CPU) and skipped where not. Of two rows with one slot, each element is of either.
+/// -1 are an error where they can be seen (CPU) and skipped where not. If two rows have one slot, each element is of either.
 struct PagedCacheAppendDesc {
   TensorDesc k{}, v{}, k_cache{}, v_cache{};
   std::optional<ScaleDesc> k_scale{}, v_scale{};  ///< e4m3 caches, e5m2 and nvfp4 only; absent means 1

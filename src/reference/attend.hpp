@@ -59,7 +59,7 @@ struct MaskedSequence {
   std::int64_t begin = 0;
 };
 
-/// That of sequence b, whose rows begin at `first_row` of q, counted through the batch. Nothing in a call without a packed mask.
+/// The mask of sequence b, whose rows begin at `first_row` of q, counted through the batch. Nothing in a call without a packed mask.
 std::optional<MaskedSequence> masked_sequence(const auto& core, const auto& args, std::int64_t b, std::int64_t first_row) {
   if (!core.packed_mask) return std::nullopt;
   MaskedSequence sequence{.mask = *core.packed_mask, .bytes = args.packed_mask};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What is added to scores, and what dropout multiplies weights by, from their definitions.
+/// Terms that are added to scores, and dropout's factors of weights, from their definitions.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What GCC's static C++ library takes from a newer glibc than the wheel wants, out of what the older one has.
+/// Symbols that GCC's static C++ library takes from a newer glibc than the wheel wants, made from those of the older one.
 #include <stdlib.h>
 #include <sys/random.h>
 

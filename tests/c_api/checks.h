@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the tests in C share: checks that count failures, numbers, tensors and scratch memory. Each test is one file, so all is static.
+ * Shared by the tests in C: checks that count failures, numbers, tensors and scratch memory. Each test is one file, so all is static.
  */
 #ifndef FOVEA_TESTS_C_API_CHECKS_H
 #define FOVEA_TESTS_C_API_CHECKS_H

@@ -15,7 +15,7 @@ typedef struct tensors {
   float k_mean[HEADS * DIM], v_mean[HEADS * DIM], v_scale[HEADS * DIM], lse_shift[HEADS * SEQ];
 } tensors;
 
-/* What the descriptions point to. */
+/* Tensors and mask that the descriptions point to. */
 typedef struct parts {
   fovea_tensor rows, codes, values, q_scale, k_scale, channels, lse;
   fovea_mask mask;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """usage: fuzz.py PROGRAM [COUNT [SEED]]: random command lines of the fovea program.
 
-Each ends by itself, with status 0, or with status 2 and a complaint on standard error. What is printed is UTF-8 without control
+Each ends by itself, with status 0, or with status 2 and a complaint on standard error. The output is UTF-8 without control
 characters, and no number in it comes from an overflow.
 """
 
@@ -106,7 +106,7 @@ def limit_memory() -> None:
 
 
 def fault(program: str, line: list[str]) -> str | None:
-    """What is wrong with the program's answer, or None."""
+    """The fault in the program's answer, or None."""
     arguments = [argument.encode(errors="surrogateescape") for argument in line]
     try:
         ran = subprocess.run(

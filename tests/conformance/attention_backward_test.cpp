@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the backward pass promises besides right gradients: no memory that grows with the square of a length, and what it refuses of dlse.
+/// Promises of the backward pass besides right gradients: no memory that grows with the square of a length, and what it refuses of dlse.
 #include "fovea/attention_backward.hpp"
 
 #include <gtest/gtest.h>

@@ -50,7 +50,7 @@ class TableTest : public ::testing::Test {
   }
 
  private:
-  /// Of two kernels, runs the one that does not look at the batch, also where a call fits one wave.
+  /// Runs the one of two kernels that does not look at the batch, also where a call fits one wave.
   void judge_whole_batches() {
     const Report report = run_case(trial_of(entry_), implementation_, {.batch_invariant = true});
     EXPECT_EQ(report.status, Status::passed) << "batch_invariant: " << report.message;

@@ -28,7 +28,7 @@ using namespace fovea::fuzz;
   std::abort();
 }
 
-/// What must hold whatever the description was.
+/// Checks what must hold whatever the description was.
 template <class Args>
 void examine(const Result<Plan<Args>>& planned) {
   if (!planned) {

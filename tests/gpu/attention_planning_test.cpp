@@ -67,7 +67,7 @@ TEST(Planning, HopperAttentionOfOneWave) {
   EXPECT_GT(planned(4, 65536, 128)->workspace_bytes(), 0U);  // in splits
 }
 
-/// Of the portable kernels of latent attention a device gets those that fit its shared memory.
+/// A device gets those portable kernels of latent attention that fit its shared memory.
 TEST(Planning, PortableLatentAttentionFits) {
   const auto tiles = [](std::size_t device, DType rows, std::int64_t heads) {
     const DType dtype = kFakeDevices[device].capability < 80 ? DType::f16 : DType::bf16;

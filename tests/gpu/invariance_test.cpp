@@ -12,7 +12,7 @@
 namespace fovea::check {
 namespace {
 
-/// What is chosen for sequences of up to 4096 rows, `rows` in all.
+/// The planner's choice for sequences of up to 4096 rows, `rows` in all.
 std::string chosen(std::int64_t head_dim, std::int64_t batch, std::int64_t rows, bool batch_invariant) {
   const auto shape = [&](std::int64_t dim) {
     TensorDesc desc = contiguous(DType::bf16, {rows, 16, dim});
@@ -66,7 +66,7 @@ TEST(ExactRows, EveryCallHasTheSameTilesOnHopper) {
   }
 }
 
-/// Of decodes of 8 kv heads. Their workspace is monotone in all bounds, also where more sequences have another kernel.
+/// Decodes of 8 kv heads. Their workspace is monotone in all bounds, also where more sequences have another kernel.
 TEST(ExactRows, FewSequencesAreComputedByColumnsOnHopper) {
   const auto planned = [](std::int64_t batch, std::int64_t tokens, std::int64_t blocks) {
     TensorDesc q = contiguous(DType::bf16, {batch * tokens, 32, 128}), cache = contiguous(DType::bf16, {100000, 64, 8, 128});

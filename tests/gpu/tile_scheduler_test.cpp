@@ -104,7 +104,7 @@ Rules rules_of(const Batch& batch) {
   return rules;
 }
 
-/// What holds for a work tile by itself.
+/// Checks what holds for a work tile by itself.
 void check_work(const QueryTileRule& rule, const WorkTile& work) {
   ASSERT_EQ(std::tuple(work.q_begin, work.seq_q, work.rows), std::tuple(rule.q_begin, rule.seq_q, rule.rows));
   ASSERT_EQ(work.uneven, rule.token_end - rule.token_begin > 1);

@@ -110,7 +110,7 @@ class Clock(list):
 
 
 class Knowledge:
-    """What barriers hand on: accesses that are known, those of them that are fenced, and accesses of tensor memory."""
+    """Knowledge that barriers hand on: accesses that are known, those of them that are fenced, and accesses of tensor memory."""
 
     def __init__(self, actors):
         self.known, self.fenced, self.tensor = (Clock([0] * actors) for _ in range(3))
@@ -344,7 +344,7 @@ class Simulation:
         self.tick(unit)
 
     def end_group(self, name, unit, group, time):
-        """Its end knows the unit's groups so far. That of the tensor core also knows what they have seen."""
+        """The end of a group knows the unit's groups so far. On the tensor core it also knows what they have seen."""
         end, bulk, arrives = Knowledge(self.actors), group.start.bulk, group.start.arrives
         end.join(self.ends[name][-1])
         end.known[unit] = time

@@ -38,7 +38,7 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class Shape:
-    """What differs between kernels and calls.
+    """Properties that differ between kernels and calls.
 
     rope_becomes_p: the ninth slice of a tile is the rotary part, then P; else it is only P's.
     """

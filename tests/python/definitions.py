@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the definition of each operation says of a call, in float64 on the CPU: the values of each result, and their bounds.
+"""The definition of each operation for a call, in float64 on the CPU: the values of each result, and their bounds.
 
 A formula takes all arguments of the function of its name. A call that it cannot follow contradicts itself.
 """
@@ -43,7 +43,7 @@ def with_defaults(function: Callable[..., Any], call: dict[str, Any]) -> SimpleN
 
 
 def scores_of(a: SimpleNamespace, anchored: bool) -> dict[str, Any]:
-    """What plain.attention takes."""
+    """The options that plain.attention takes."""
     left, right = a.window or (None, None)
     if a.causal:
         right = 0 if right is None else min(right, 0)
@@ -164,7 +164,7 @@ def attention_backward(a: SimpleNamespace) -> dict[str, Want]:
 
 
 def tokens(a: SimpleNamespace, cache: Tensor, sequence: int, queries: int) -> Tensor:
-    """The tokens of a sequence in a cache [blocks, page, ..], in order. What no query sees may lie outside."""
+    """The tokens of a sequence in a cache [blocks, page, ..], in order. Tokens that no query sees may lie outside."""
     page, count = cache.shape[1], int(a.kv_len[sequence])
     assert 0 <= count <= page * a.block_table.shape[1], f"kv_len {count}"
     blocks = a.block_table[sequence, : -(-count // page)].long()

@@ -27,7 +27,7 @@ def groups_at(place: int | slice, b: int, block: int, groups: int, count: int) -
 
 
 def open_value(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Of scales between those of sequences."""
+    """Value and bound of scales between those of sequences: any value is right."""
     return torch.zeros(shape, dtype=torch.float64), torch.full(shape, torch.inf, dtype=torch.float64)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the definitions of the indexer say of a call, as in definitions.py."""
+"""The definitions of the indexer's operations for a call, as in definitions.py."""
 
 from types import SimpleNamespace
 

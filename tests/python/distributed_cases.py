@@ -159,7 +159,7 @@ def _matches(layout: Layout, layout_k: Layout | None, way: str, options: dict, r
 
 
 def _bytes(way: str, rank: int, ranks: int) -> None:
-    """What is sent is what the model says."""
+    """The bytes sent are those that the model says."""
     layout = Layout(16 * ranks, ranks)
     q, k, v, dout = (shard(tensor, layout, rank).requires_grad_() for tensor in _whole(layout, layout, torch.bfloat16))
     for backward in (False, True):
@@ -291,7 +291,7 @@ def _disagreements(rank: int, ranks: int) -> None:
 
 
 def _faults(rank: int, ranks: int) -> None:
-    """What one rank sees by itself reaches all."""
+    """A fault that one rank sees by itself reaches all."""
     layout, last = Layout(FIXED, ranks), rank == ranks - 1
     q, k, v, _ = (shard(tensor, layout, rank) for tensor in _whole(layout, layout, torch.float32))
     at = f"fovea.distributed.attention: rank {ranks - 1}: "

@@ -71,7 +71,7 @@ def _counts(rows) -> list[int]:
 
 
 def _expect(parts, keys, values, options) -> plain.Expected:
-    """Of each sequence; a row before the first token sees nothing."""
+    """The results of each sequence, joined; a row before the first token sees nothing."""
     options = dict(options)
     right = 0 if options.pop("causal", True) else None
     return plain.join([plain.attention(q, k, v, right=right, **options) for q, k, v in zip(parts, keys, values, strict=True)])
@@ -140,7 +140,7 @@ def _step(rank: int, ranks: int) -> None:
 
 
 def _packed_rows(tokens: list[torch.Tensor], format: str) -> list[torch.Tensor]:
-    """What a packed cache makes of them."""
+    """The tokens as a packed cache gives them back."""
     layout = fovea.cache_formats()[format]
     joined = torch.cat(tokens)[:, 0]
     cache, slots = layout.empty(len(joined), 1), torch.arange(len(joined))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fuzzer does to a good call: one argument, or one entry of it, becomes something else."""
+"""Changes that the fuzzer makes to a good call: one argument, or one entry of it, becomes something else."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ NUMBERS = (0, -1, 1, 2, 3, 7, 1 << 31, (1 << 31) - 1, (1 << 63) - 1, 1 << 63, 1 
 NUMBERS += (0.0, 0.7, -2.5, 1e-46, 1e39, math.nan, math.inf, -math.inf, True, False, 1e300)
 
 SIZES = {"lengths": math.inf, "nnz": math.inf, "k": 1 << 31}
-"""Of results: large ones are good, and take all memory and time. By name: what is refused."""
+"""Sizes of results, by argument: the least one that is refused. Large ones below are good, and take all memory and time."""
 
 
 class Subclass(Tensor):
@@ -116,7 +116,7 @@ def change_keywords(draw: Draw, call: dict[str, Any]) -> str:
 
 
 def other_value(draw: Draw, value: Any) -> Any:
-    """Of another kind, or another number or text."""
+    """A value of another kind, or another number or text."""
     if isinstance(value, str):
         return draw.one_of("", "nonsense", None, 3, value.upper(), "rows", "block")
     if isinstance(value, torch.dtype):

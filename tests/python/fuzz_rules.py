@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every call must keep to, accepted or refused: the words of a refusal, and the memory that it may write."""
+"""Rules that every call must keep to, accepted or refused: the words of a refusal, and the memory that it may write."""
 
 import re
 from collections.abc import Collection
@@ -20,7 +20,7 @@ _OF_TORCH = re.compile(
 
 
 def complaint(error: BaseException, names: Collection[str], kinds: tuple[type[BaseException], ...]) -> str | None:
-    """What is wrong with a refusal, if anything: of a function with arguments of these names that raises these kinds."""
+    """The fault in a refusal, if any: of a function with arguments of these names that raises these kinds."""
     text = str(error)
     if type(error) not in kinds:
         return f"raises {type(error).__name__}"

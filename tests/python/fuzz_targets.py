@@ -24,7 +24,7 @@ class Target(NamedTuple):
     function: Callable[..., Any]
     make: Callable[[Draw], dict[str, Any]]
     check: Callable[[dict[str, Any], Any, Any], None]
-    """Of a call, its result, and a copy of its arguments from before it: asserts."""
+    """Asserts on a call, its result, and a copy of its arguments from before it."""
     writes: frozenset[str]
     raises: tuple[type[Exception], ...]
     names: frozenset[str]

@@ -69,7 +69,7 @@ def restore(codes: Tensor, scales: Tensor, groups: list[list[int]]) -> Tensor:
 
 
 def attention(qk: fovea.QuantizedQk, v: fovea.QuantizedV, scale: float | None = None, **mask) -> plain.Expected:
-    """Of one sequence, without axes for the batch."""
+    """The result of one sequence, without axes for the batch."""
     kind = (qk.granularity, qk.warp_rows)
     q = restore(qk.q, qk.q_scale, query_groups(len(qk.q), *kind))
     k = restore(qk.k, qk.k_scale, key_groups(len(qk.k), *kind))

@@ -73,7 +73,7 @@ def to_cpu(value: Any) -> Any:
 
 
 def results(name: str, call: dict[str, Any], result: Any) -> dict[str, Tensor]:
-    """What a call gave, by the names of the formulas. What the caller gave to be written is returned itself."""
+    """The results of a call, by the names of the formulas. An output that the caller gave is returned itself."""
     if name in CACHES:
         assert result is None
         return {label: to_cpu(call[label]) for label in CACHES[name]}

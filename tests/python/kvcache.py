@@ -31,7 +31,7 @@ class Cache:
             self.options = {"block_table": table}
 
     def read(self, name):
-        """What the cache holds now, ``[batch, room, heads, dim]``."""
+        """The contents of the cache now, ``[batch, room, heads, dim]``."""
         cache = getattr(self, f"{name}_cache")
         return cache[self.options["block_table"].long()].flatten(1, 2) if self.options else cache
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model reads from a cache of codes, held by transformers' own cache."""
+"""Rows as a model reads them from a cache of codes, held by transformers' own cache."""
 
 import torch
 from transformers import DynamicCache

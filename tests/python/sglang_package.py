@@ -70,7 +70,7 @@ _ANSWERS = {
     "maybe_init_custom_mem_pool": lambda **_: (False, None, None),
     "UnquantizedKVCacheMethod": _Nothing,  # what makes a cache's method makes none here
 }
-"""What is not SGLang's own file, and counts."""
+"""Names outside of SGLang's own files that count."""
 
 
 class _Stub(ModuleType):

@@ -103,7 +103,7 @@ class Server:
         return torch.randn(rows, sum(widths), device=self.device, dtype=self.dtype).split(widths, dim=-1)
 
     def remember(self, layer, who, new, k, v):
-        """What the cache holds after a pass."""
+        """Adds the rows that the cache holds after a pass to the history."""
         k = k.reshape(-1, layer.tp_k_head_num, layer.qk_head_dim)
         v = v.reshape(-1, layer.tp_v_head_num, layer.v_head_dim)
         begin = 0

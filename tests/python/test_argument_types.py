@@ -23,7 +23,7 @@ for each in public_calls.CALLS.values():
 
 
 def wrong_values(annotation):
-    """What an argument does not take. A tensor where a number belongs would wait for the device and cut the graph."""
+    """Values that an argument does not take. A tensor where a number belongs would wait for the device and cut the graph."""
     text = str(annotation)
     taken = {"text": ("str", "Literal"), "list": ("tuple", "Sequence"), "number": ("float",), "none": ("None", "typing.Any")}
     taken["tensor"] = () if "Sequence" in text else ("Tensor",)

@@ -164,7 +164,7 @@ sys.exit(context_parallel.main())
 
 
 def test_context_parallel_goes_on(tmp_path):
-    """What a subgroup cannot do is noted. The ranks beside it wait no longer, and the rest is measured."""
+    """A failure of a subgroup is noted. The ranks beside it wait no longer, and the rest is measured."""
     out, script = tmp_path / "x.json", tmp_path / "fails.py"
     script.write_text(FAILS_ON_TWO_RANKS)
     done = on_ranks(3, script, BENCH, "--dry-run", "--out", out, "--commit", "abc", "--only", "decode-gqa", "merges")

@@ -123,7 +123,7 @@ def test_the_engine_of_the_example():
 
 
 def test_padded_steps_of_the_example():
-    """What its CUDA graph runs: more rows than sequences, a wider block table than they need."""
+    """The steps that its CUDA graph runs: more rows than sequences, a wider block table than they need."""
     generate, model = load("generate"), MODELS["llama"]().eval()
     sequences = [generate.Sequence(str(row), tokens, len(tokens)) for row, tokens in enumerate(prompts(6, 3))]
     caches = [generate.BlockCache(model, SimpleNamespace(blocks=8, page=4, kv="rows")) for _ in "ab"]

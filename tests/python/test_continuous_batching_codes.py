@@ -93,7 +93,7 @@ class OneRank:
 
 
 def new_cache(model, **options):
-    """What the manager makes for a model."""
+    """The cache that the manager makes for a model."""
     batching = ContinuousBatchingConfig(**{**PAGES, "max_memory_percent": 1.0, **options})
     return continuous_api.PagedAttentionCache(
         config=model.config.get_text_config(),

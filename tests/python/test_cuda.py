@@ -19,7 +19,7 @@ def parts(count=3, dtype=torch.bfloat16, device="cuda"):
 
 
 def merged(outs, lses):
-    """What the CPU makes of it."""
+    """The result of the CPU."""
     return fovea.merge_states([out.cpu() for out in outs], [lse.cpu() for lse in lses])
 
 

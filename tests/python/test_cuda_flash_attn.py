@@ -133,7 +133,7 @@ def test_chunks_of_a_cache(dtype, mask, page, chunk, form):
 
 
 def cache_of(dtype, page=None, leftpad=(0, 0, 0, 0, 0)):
-    """A cache on the CPU, and the keys and values of each sequence. What is no key is NaN."""
+    """A cache on the CPU, and the keys and values of each sequence. Rows that hold no key are NaN."""
     cache = Cache(COUNTS, ROOM, page, heads=KV_HEADS, dim=DIM)
     for name in ("k", "v", "k_cache", "v_cache"):
         setattr(cache, name, getattr(cache, name).to(dtype))

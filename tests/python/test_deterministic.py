@@ -15,7 +15,7 @@ AT = [argument.name for argument in OPERATOR._schema.arguments].index("determini
 
 
 class _Asked(TorchDispatchMode):
-    """What each backward pass must promise."""
+    """Whether each backward pass must be deterministic."""
 
     supports_higher_order_operators = True  # in a compiled pass the operator is an argument of one
 

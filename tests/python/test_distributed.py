@@ -32,7 +32,7 @@ _results: dict[tuple[str, int], dict[str, list[str | None]]] = {}
 
 
 def results(module, count, tmp_path_factory):
-    """Of all cases of a module on so many ranks: run at the first question."""
+    """The results of all cases of a module on so many ranks: run at the first question."""
     if (module, count) not in _results:
         _results[module, count] = ranks.run_all(module, count, tmp_path_factory.mktemp("ranks"))
     return _results[module, count]

@@ -207,7 +207,7 @@ def changed(draw: random.Random, value: Any) -> Any:
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_changed_calls_are_refused_or_right(operation, check):
-    """Of a good call one argument becomes another: a clear error, or what the operation gives without ranks."""
+    """One argument of a good call becomes another: a clear error, or what the operation gives without ranks."""
     make, over_ranks, plainly = OPERATIONS[operation]
     draw, accepted = random.Random(operation), 0
     for number in range(150):

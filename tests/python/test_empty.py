@@ -22,7 +22,7 @@ def leaves(*shapes, dtype=torch.float32):
 
 
 def check_zero_gradients(results, inputs):
-    """Of a sum, whose gradient is an expanded number."""
+    """Checks that the gradients of a sum are zero. The gradient of a sum is an expanded number."""
     results = results if isinstance(results, tuple) else (results,)
     for result in results:
         assert ((result == 0) | (result == -torch.inf)).all()

@@ -233,7 +233,7 @@ SHARED = [
 ]
 
 
-# What the library calls dtypes, and where it has a field for what is an argument in Python.
+# The library's names of dtypes, and its fields for what is an argument in Python.
 LIBRARY_WORDS = re.compile(
     r"(?<![\w.])(f64|f32|f16|bf16|e4m3|i8|i32|i64|Half|Float|Double|Short|Int|Long)(?!\w)"
     r"|\b(options|groups|ragged|args|main|extra|cache\.rows|parts\[\d+\])\.[a-z]|\bhas_scale\b|\bmax_seq_[qk]\b"

@@ -76,7 +76,7 @@ def test_long_sequences_on_cuda(tokens, dim, heads):
 
 @pytest.mark.skipif(HOPPER["attention"] not in available("attention", "cuda"), reason="needs Hopper")
 def test_hidden_values_that_are_not_finite():
-    """Of few tokens alone: rows before such a value do not notice, and the others agree with a prompt."""
+    """Few tokens alone: rows before such a value do not notice, and the others agree with a prompt."""
     for bad in (torch.nan, torch.inf, -torch.inf):
         s = exact_rows.draw(torch.bfloat16, 700, {}, dims=(128, 128), heads=(8, 2), device="cuda")
         s.options.clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions and the program offer, against the operators: the schemas of most follow from the library's tables of fields."""
+"""Arguments of functions and the program, against the operators: the schemas of most follow from the library's tables of fields."""
 
 import inspect
 import subprocess
@@ -18,7 +18,7 @@ PROGRAM = Path(fovea.__file__).parents[2] / "cli" / "fovea"
 RENAMED = {"window_left": "window", "window_right": "window", "top_left": "anchor", "fill_out": "out", "fill_lse": "lse"}
 _LISTS = ("full_block_counts", "full_block_indices", "partial_block_counts", "partial_block_indices", "partial_block_bits")
 RENAMED |= dict.fromkeys((*_LISTS, "block_q", "block_k"), "block_mask")
-# What functions have besides, all of them and some.
+# Arguments that functions have besides, all of them and some.
 BESIDES = {"causal", "return_lse", "return_max_logits"}
 BESIDES_OF = {
     "attention": {"deterministic"},  # of its gradient

@@ -35,7 +35,7 @@ SCORES = {
     "is_varlen": (True, {}),
 }
 """By argument: a value, and what it is in the formula's words."""
-# What tests of their own try: test_flash_attn_cache.py, test_flash_attn.py, and those below.
+# Arguments that tests of their own try: test_flash_attn_cache.py, test_flash_attn.py, and those below.
 ELSEWHERE = {"k", "v", "rotary_cos", "rotary_sin", "rotary_interleaved", "rotary_seqlens", "cache_seqlens", "cache_batch_idx"}
 ELSEWHERE |= {
     "block_table",

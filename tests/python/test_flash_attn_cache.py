@@ -218,7 +218,7 @@ def test_head_dims_of_no_whole_eights_over_caches(dim, page):
 
 
 def scaled(x, scale):
-    """What codes ``[batch, seq, head, d]`` with factors ``[batch, head]`` stand for."""
+    """The values of codes ``[batch, seq, head, d]`` with factors ``[batch, head]``."""
     return x.double() if scale is None else x.double() * scale[:, None, :, None].double()
 
 

@@ -15,7 +15,7 @@ ROTARY = {"rotary_cos": ANGLES.cos(), "rotary_sin": ANGLES.sin()}
 
 
 def compiled(attend, inputs, **options):
-    """What a function gives eagerly and compiled without a break, and tensors that both have written."""
+    """The results of a function, eager and compiled without a break, and tensors that both have written."""
     others = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in inputs]
     torch._dynamo.reset()
     want, got = attend(*inputs), torch.compile(attend, fullgraph=True, **{"backend": "aot_eager"} | options)(*others)
@@ -73,7 +73,7 @@ def padded(interface, new, **options):
 
 
 def padded_inputs(batch=3, seq_q=2, dims=(64, 64), heads=(4, 2)):
-    """The first sequence has padding alone. What no sequence sees is NaN."""
+    """The first sequence has padding alone. Rows of padding are NaN."""
     ends = torch.tensor([[5, 7, 9], [5, 0, 4]])[:, :batch].int()
     caches = [torch.randn(batch, 16, heads[1], dim) for dim in dims]
     for row in range(batch):

@@ -28,7 +28,7 @@ def check_each(out, lse, wants):
 
 
 def check_gradients(out, lse, inputs, exact, wants):
-    """Of a loss that reads out and every finite lse."""
+    """Checks the gradients of a loss that reads out and every finite lse."""
     finite = lse.isfinite()
     got = torch.autograd.grad(out.sin().sum() + lse[finite].sum(), inputs)
     loss = sum(want.out.sin().sum() + want.lse[want.lse.isfinite()].sum() for want in wants)

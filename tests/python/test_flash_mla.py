@@ -15,7 +15,7 @@ TRAPS = torch.tensor([-1, -(2**31), 2**31 - 1], dtype=torch.int32)
 
 
 def define(q, rows_of, *, scale=None, sink=None):
-    """What FlashMLA computes, and the largest score, each row of q [rows, head, d] by itself.
+    """FlashMLA's results and the largest score, each row of q [rows, head, d] by itself.
 
     rows_of(i): the cache rows that query row i reads, [keys, kv_head, d]; K is the row, V its first 512 values.
     """

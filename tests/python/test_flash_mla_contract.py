@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What FlashMLA's users rely on beside numbers: the exceptions and the metadata object."""
+"""Behaviour that FlashMLA's users rely on beside numbers: the exceptions and the metadata object."""
 
 import pytest
 import torch

@@ -58,7 +58,7 @@ CASES = [
 
 
 def dtype_of(function, name, arguments):
-    """Of out: its own in the indexer, float32 where q is quantised, or what q has."""
+    """The dtype of out: its own in the indexer, float32 where q is quantised, or that of q."""
     if function in OF_INDEXER:
         return OF_INDEXER[function]
     rows = arguments.get("q", arguments["outs"][0] if "outs" in arguments else None)

@@ -146,7 +146,7 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_autograd_of_lse(spread):
-    """Of lse alone, whose gradient may be one number for all rows, and of both."""
+    """Backward passes from lse alone, whose gradient may be one number for all rows, and from both."""
     q, k, v = inputs(dtype=torch.float32)
     out, lse = fovea.attention(q, k, v, causal=True, softcap=4.0, return_lse=True)
     dlse = torch.randn(()).expand(lse.shape) if spread else torch.randn_like(lse)

@@ -44,7 +44,7 @@ print(sys.modules["fovea"].__file__)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of links, as a cache of the hub has them."""
+    """A folder of links, as a cache of the hub has them."""
     made = tmp_path_factory.mktemp("hub")
     make_hub_folder.make(Path(fovea.__file__).parent, made, fovea.__version__, copy=lambda *names: os.symlink(*names))
     return made

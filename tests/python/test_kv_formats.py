@@ -14,7 +14,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def nibbles(codes):
-    """Of two codes in a byte the even one is in the low four bits."""
+    """The two codes of each byte: the even one is in the low four bits."""
     codes = codes.view(torch.uint8).int()
     return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
 
@@ -40,7 +40,7 @@ def decoded(name, codes, scales, factor=1.0):
 
 
 def vllm_codes(name, rows):
-    """What vLLM 0.26 writes for float32 rows, but for rounding ties to even: codes as integers, and the bits of scales."""
+    """Codes and scales that vLLM 0.26 writes for float32 rows, but for rounding ties to even: as integers and as bits."""
     if name == "int8_token":
         scale = (rows.abs().amax(-1) / 127).clamp(min=1e-6)
         return (rows * (1 / scale)[..., None]).round().clamp(-128, 127).to(torch.int8), scale

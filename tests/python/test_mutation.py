@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator writes counts as changed: autograd, functionalisation and torch.compile see it as they see torch's own."""
+"""Writes of an operator count as changes: autograd, functionalisation and torch.compile see them as they see torch's own."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def versions(tensors):
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_versions(name, mode, device):
-    """Of all that is written, and of nothing else; also where inference mode writes to tensors from outside."""
+    """Versions of all that is written change, and of nothing else, also where inference mode writes to tensors from outside."""
     arguments = arguments_on(device, name)
     written, read = split(name, arguments)
     assert written
@@ -101,7 +101,7 @@ def test_backward_through_what_a_function_overwrote_raises(part):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients_are_refused(name):
-    """Of what is read and of what is written, by name; without grad mode an output may want one, as in torch."""
+    """Gradients of tensors that are read or written are refused by name. Without grad mode an output may want one, as in torch."""
     operator = getattr(torch.ops.fovea, name).default
     arguments = OPERATORS[name]()
     written, read = split(name, arguments)

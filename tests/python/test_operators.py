@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch asks of operators: true schemas, fake kernels, torch.compile; and what the library says of itself."""
+"""Requirements of torch on operators: true schemas, fake kernels, torch.compile; and what the library says of itself."""
 
 import subprocess
 import sys

@@ -148,7 +148,7 @@ def bits_of(masks, tail):
 
 
 def exact_gradients(q, k, v, visible, dout, dlse):
-    """Of one sequence, float64. What is hidden is left out, as 0 times NaN is NaN."""
+    """The gradients of one sequence, float64. Hidden keys are left out, as 0 times NaN is NaN."""
     leaves = [torch.nan_to_num(each.double()).requires_grad_() for each in (q, k, v)]
     out, lse = written_out(*leaves, visible)
     total = (out * dout.double()).sum() + (torch.where(lse == -torch.inf, 0, lse) * dlse.double()).sum()

@@ -16,7 +16,7 @@ REFERENCE = "reference.paged_attention"
 
 
 def reference(**call) -> torch.Tensor:
-    """What no plan of the implementation under test can have made."""
+    """A result that no plan of the implementation under test can have made."""
     call = call | {"out": torch.full_like(call["out"], torch.nan), "implementation": REFERENCE}
     return first(fovea.paged_attention(**call))
 
@@ -69,7 +69,7 @@ def test_an_option_and_its_absence_share_no_plan():
 
 @pytest.mark.parametrize("name", ["q", "out", "k_cache"])
 def test_other_strides_and_alignments(name):
-    """Of one shape: side by side, with gaps, transposed, and from an odd address on."""
+    """Tensors of one shape: side by side, with gaps, transposed, and from an odd address on."""
     call = paged()
     rows, heads, dim = call[name].shape[-3:]
     leading = call[name].shape[:-3]

@@ -39,7 +39,7 @@ def product(constant, x):
 
 
 def kept(state, p, batch, heads, seq_q, seq_k):
-    """What weights are multiplied by, float64 ``[batch, heads, seq_q, seq_k]``."""
+    """The factors of weights, float64 ``[batch, heads, seq_q, seq_k]``."""
     seed, offset = (int(number) for number in state)
     words = [torch.tensor(each) for each in (offset & 0xFFFFFFFF, offset >> 32 & 0xFFFFFFFF, 0, 0)]
     low, high, *_ = philox(words, (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32 & 0xFFFFFFFF)))

@@ -26,7 +26,7 @@ def paged(q, k, v, sink):
 
 
 def listed(q, k, v, sink):
-    """Of a latent cache, whose rows are keys and values at once."""
+    """Attention over a latent cache, whose rows are keys and values at once."""
     cache = torch.zeros(1, 8, 1, 576, dtype=q.dtype, device=q.device)
     cache[0, :5, 0, :64] = k[:, 0]
     queries = torch.zeros(5, q.shape[1], 576, dtype=q.dtype, device=q.device)

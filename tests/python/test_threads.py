@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/troubleshooting.md says of forked children."""
+"""Statements of docs/troubleshooting.md on forked children."""
 
 import os
 import subprocess

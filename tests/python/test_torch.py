@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch does with functions of its own, done with fovea.attention: checkpoints, autocast, counts of operations, vmap."""
+"""Features of torch for functions of its own, used with fovea.attention: checkpoints, autocast, counts of operations, vmap."""
 
 from functools import partial
 

@@ -146,7 +146,7 @@ def test_dropout_follows_torchs_generator():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients(name):
-    """Of every weight, for a batch padded on the left."""
+    """The gradient of every weight, for a batch padded on the left."""
     ids, mask = torch.randint(3, 97, (2, LENGTH)), torch.ones(2, LENGTH, dtype=torch.long)
     mask[0, :5] = 0
     labels = ids.masked_fill(mask == 0, -100)
@@ -203,7 +203,7 @@ def test_forced_implementation():
 
 
 def test_bands_are_exact_for_every_small_mask():
-    """Of every mask of these shapes: either the bands or the sequences give it back, or it is refused."""
+    """Every mask of these shapes: either the bands or the sequences give it back, or it is refused."""
     kinds = {"refused": 0, "bands": 0, "segments": 0}
     for seq_q, seq_k in ((3, 3), (2, 4), (1, 5), (4, 2)):
         for bits in range(1 << (seq_q * seq_k)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What type checkers see."""
+"""Types that checkers see."""
 
 import inspect
 import re

@@ -199,7 +199,7 @@ def test_a_graph_replays_over_other_lengths():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("make", [dense, paged, latent, eight_bits])
 def test_a_sequence_over_its_bound(make):
-    """A device cuts lengths to their bound. What is cut off holds nothing of others either."""
+    """A device cuts lengths to their bound. Rows that are cut off hold nothing of others either."""
     function, call, _ = make([0, 4, 6], "cuda")
     out, lse = function(**call, max_seqlen_q=3, return_lse=True)
     assert (out[3] == 0).all() and (lse[3] == -torch.inf).all()

@@ -26,7 +26,7 @@ SCALE = 192**-0.5
 
 
 def numbered(req_id, block_table, token_indices, BLOCK_SIZE=64, BLOCK_STRIDE_ROWS=None, return_valid_counts=False, **_):
-    """What vLLM's kernel computes: the row of each listed token, -1 where there is none."""
+    """The result of vLLM's kernel: the row of each listed token, -1 where there is none."""
     block = block_table[req_id.long()].gather(1, token_indices.clamp(min=0).long() // BLOCK_SIZE)
     rows = block * (BLOCK_STRIDE_ROWS or BLOCK_SIZE) + token_indices % BLOCK_SIZE
     rows = torch.where(token_indices < 0, -1, rows).int()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways in which people call the public functions: first in a thread, in a forked worker, under checkpointing, autocast and
-inference mode, compiled, with given outputs. What a call gives is judged by the operation's definition (judge.py)."""
+inference mode, compiled, with given outputs. The results of a call are judged by the operation's definition (judge.py)."""
 
 import contextlib
 import copy
@@ -196,7 +196,7 @@ def leaves_of(call):
 
 
 def call_function(function, call, leaves):
-    """Of the call, with these leaves in the place of its own; results as a tuple."""
+    """Calls the function with these leaves in the place of the call's own. Results are a tuple."""
     replacements = iter(leaves)
 
     def replaced(value):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a type checker knows of the results. test_typing.py gives this file to mypy; nothing runs it."""
+"""Types that a checker knows of the results. test_typing.py gives this file to mypy; nothing runs it."""
 
 from typing import TYPE_CHECKING
 

@@ -121,7 +121,7 @@ class Engine:
 
     @_on_its_device
     def step(self, new: list[int], *, padded: int = 0, padding: int = 0, causal: bool = True) -> tuple[Tensor, Tensor]:
-        """What the layer wrote, and attention by its formula. ``padding``: rows of q, k and v that nobody has."""
+        """The output of the layer, and attention by its formula. ``padding``: rows of q, k and v that nobody has."""
         common = self.metadata(new, padded=padded, causal=causal)
         metadata = self.builder.build(0, common)
         total = sum(new)
@@ -172,7 +172,7 @@ class Engine:
 
 
 def _with_scales(rows: Tensor, format: str) -> Tensor:
-    """What a cache of codes holds of them, with a scale for each row.
+    """The rows as a cache of codes holds them, with a scale for each row.
 
     torch divides by a number in another way on GPUs, which rounds codes between two numbers differently.
     """
@@ -184,6 +184,6 @@ def _with_scales(rows: Tensor, format: str) -> Tensor:
 
 
 def _rounded(rows: Tensor, scale: Tensor) -> Tensor:
-    """What an e4m3 cache holds of them."""
+    """The rows as an e4m3 cache holds them."""
     scale = scale.reshape(-1, 1) if scale.numel() > 1 else scale
     return (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale

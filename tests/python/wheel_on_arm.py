@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `./dev wheel --aarch64` runs under qemu: Fovea's results beside PyTorch's, forward, paged and backward."""
+"""The program that `./dev wheel --aarch64` runs under qemu: Fovea's results beside PyTorch's, forward, paged and backward."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa

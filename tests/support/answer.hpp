@@ -32,7 +32,7 @@ struct Accuracy {
   double cosine = 0, relative_l1 = 0;
 };
 
-/// Of lse and of the largest score, beside 2 E.
+/// Relative tolerance of lse and of the largest score, beside 2 E.
 inline constexpr double kLseRelative = 0x1p-19;
 
 /// Rows are added one by one. Elements that belong to no row must keep their poison.
@@ -66,7 +66,7 @@ class Answer {
 
   /// 2 E + half an output ulp at the largest magnitude, where E is the largest error of the plain implementation.
   Tolerance tolerance(E4m3Products products = E4m3Products::widened) const;
-  /// Of the elements with known results.
+  /// Accuracy of the elements with known results.
   Accuracy accuracy() const;
   /// Judges the tensor, then restores its contents at the time it was sealed.
   void judge(Judgement& verdict) const;

@@ -114,7 +114,7 @@ struct Case {
 
 std::string_view name_of(Operation operation);
 
-/// Of the scales of a format: those of a row have the dtype of the case, if the format takes it.
+/// The dtype of a format's scales: those of a row have the dtype of the case, if the format takes it.
 DType scale_dtype_of(const Case& spec, const KvRowFormat& format);
 
 /// Whether k_scale or v_scale multiplies a cache in this format.

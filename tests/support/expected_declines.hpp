@@ -236,7 +236,7 @@ inline constexpr ExpectedDecline kExpectedDeclines[]{
 inline std::string_view expected_decline(const AnyCase& entry, std::string_view implementation) {
   std::string_view reason;
   for (const ExpectedDecline& expected : kExpectedDeclines) {
-    // Of two kernels, the one that declines more.
+    // The kernel of kSm90Mixed that declines more is that of kSm90Paged.
     const bool half = implementation == kSm90Mixed && expected.implementation == kSm90Paged;
     if ((half || implementation == expected.implementation) && (entry.name + "$").find(expected.part) != std::string::npos)
       reason = expected.reason;

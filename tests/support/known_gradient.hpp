@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a backward case expects of one gradient.
+/// The elements that a backward case expects of one gradient.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What dense and sparse latent attention share: queries, outputs, and the judging of rows.
+/// Parts that dense and sparse latent attention share: queries, outputs, and the judging of rows.
 #pragma once
 
 #include <vector>

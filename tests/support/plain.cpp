@@ -92,7 +92,7 @@ std::vector<float> gather(const BoundCase& bound, const HostileTensor& tensor, s
   return rows;
 }
 
-/// What the query heads of a kv head share.
+/// The options that the query heads of a kv head share.
 PlainRow plain_row(const BoundCase& bound, std::int64_t kv_head, E4m3Products products) {
   const Case& spec = bound.spec;
   const auto of = [&](const HostileTensor& scale) { return scale ? scale.at(spec.scales == Scales::per_head ? kv_head : 0) : 1.0f; };

@@ -9,7 +9,7 @@
 
 namespace fovea::check {
 
-/// Of one kv head of one sequence: dq [q, group, dqk], dk [kv, dqk], dv [kv, dv], dsink [group].
+/// Gradients of one kv head of one sequence: dq [q, group, dqk], dk [kv, dqk], dv [kv, dv], dsink [group].
 struct PlainGradients {
   PlainGradients(const Sequence& sequence, std::int64_t group_, std::int64_t dqk, std::int64_t dv_);
   void round(DType dtype);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the trials of 8-bit attention and of its quantisers share.
+/// Parts that the trials of 8-bit attention and of its quantisers share.
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What every case is, whatever its operation: a name, and tensors in memory that can be planned, run and judged. Tests, `fovea check` and
+/// Every case, whatever its operation: a name, and tensors in memory that can be planned, run and judged. Tests, `fovea check` and
 /// `fovea bench` know no more than this. An operation has plain data for its cases and a Trial; all_cases.cpp lists them.
 #pragma once
 
@@ -72,7 +72,7 @@ class Trial {
   virtual Work work() const = 0;
   std::vector<Named> tensors() const;  ///< inputs, then outputs
 
-  /// What the outputs must hold. Computed at the first call, which must come before a run that works in place.
+  /// The results that the outputs must hold. Computed at the first call, which must come before a run that works in place.
   const std::vector<Answer>& answers();
   /// Judges the outputs and everything around them, and restores the poison.
   Judgement judge(E4m3Products products = E4m3Products::widened);

@@ -14,7 +14,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 bool is_loud(const Case& spec) { return spec.values == Values::loud_nan || spec.values == Values::nan_tail; }
 
-/// Of q and k: e4m3 ends at 448.
+/// The factor of q and k: e4m3 ends at 448.
 float loudness(const Case& spec, DType dtype) {
   if (!is_loud(spec)) return 1.0f;
   return dtype == DType::e4m3 ? 100.0f : 1000.0f;

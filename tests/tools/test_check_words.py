@@ -54,6 +54,15 @@ class CheckWords(unittest.TestCase):
         self.assertEqual(findings("src/a.cpp", "int a;  // asked\nint b;  // for\n"), [])
         self.assertEqual(findings("src/a.cpp", "int a = 1'000;  // untold, asked forth\n"), [])
 
+    def test_beginnings(self):
+        def lines(name: str, text: str) -> list[int]:
+            file = check_words.Path(name)
+            return [line for line, _ in check_words.check_beginnings(file, check_words.prose_of(file, text))]
+
+        self.assertEqual(lines("src/a.cpp", "/// Of a row.\n// It is so. What\n//  follows.\nint a;  ///< That of b\n"), [1, 2, 4])
+        self.assertEqual(lines("bench/a.py", '"""What it does."""\n\nx = "Of text"  # the sum of a row\n'), [1])
+        self.assertEqual(lines("src/a.cpp", "// Offsets of a row. Whatever is left.\n"), [])
+
     def test_names_in_code(self):
         names = check_words.refused_in(GLOSSARY, "refused in code")
         self.assertEqual(names, dict.fromkeys(("WorkList", "by_turns"), "TileScheduler"))

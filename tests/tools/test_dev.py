@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tool import ROOT
 
-# What ./dev needs to answer. It finds no compiler, no git and no package manager.
+# Programs that ./dev needs to answer. It finds no compiler, no git and no package manager.
 PROGRAMS = ["bash", "cat", "dirname", "nproc"]
 WITH_USAGE = ["build", "test", "lint"]
 

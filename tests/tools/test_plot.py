@@ -52,7 +52,7 @@ MOST = LEAST | {
 
 
 def context(sparse: bool, cache: str, *times: float) -> list[dict]:
-    """Of one sequence of 1024, 2048 and so on tokens."""
+    """Rows of one sequence of 1024, 2048 and so on tokens."""
     row = {"batch": 1, "heads": 128, "topk": 2048, "sparse": sparse, "cache": cache}
     return [row | {"kv_len": 1024 << step, "milliseconds": time} for step, time in enumerate(times)]
 

@@ -144,7 +144,7 @@ TEST(Extent, OfAPackedCacheIsItsBlocks) {
   EXPECT_EQ(extent_of(apart).reach(), 3 * (2 * 584 + 16) - 16);
 }
 
-/// What run() says: in the words of Pointers, for every operation that its table of fields describes.
+/// The refusal of run() is in the words of Pointers, for every operation that its table of fields describes.
 TEST(Extent, ARunRefusesAnOutputOverAPartOfAnInput) {
   std::vector<float> memory(40 * 2 * 8);
   const TensorDesc rows = contiguous(DType::f32, {10, 2, 8});

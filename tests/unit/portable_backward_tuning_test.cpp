@@ -55,7 +55,7 @@ TEST(PortableBackwardTuning, GradientsFitIntoRegisters) {
   }
 }
 
-/// Of a gradient under a block mask, for each size of blocks.
+/// Tuning of a gradient under a block mask, for each size of blocks.
 TEST(PortableBackwardTuning, EveryBlockHasARowThatFitsAndDividesIt) {
   namespace listed = block_attention_backward;
   for (const Gradients of : {Gradients::dq, Gradients::dk_dv, Gradients::dk, Gradients::dv})

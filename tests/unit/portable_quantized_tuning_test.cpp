@@ -29,7 +29,7 @@ TEST(PortableQuantizedTuning, ThreadsDivideTheTiles) {
     }
 }
 
-/// What gives a lane one scale: tiles lie within the blocks of queries and keys.
+/// A lane has one scale, as tiles lie within the blocks of queries and keys.
 TEST(PortableQuantizedTuning, TilesLieWithinBlocks) {
   for (const Tuning& row : kTunings) EXPECT_TRUE(128 % row.row_tile() == 0 && 64 % row.key_tile == 0);
 }

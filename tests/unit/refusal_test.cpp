@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What a call is refused with: first the reasons that its caller can do most about.
+/// The message of a refused call: first the reasons that its caller can do most about.
 #include <gtest/gtest.h>
 
 #include "fovea/attention.hpp"

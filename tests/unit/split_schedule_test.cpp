@@ -138,7 +138,7 @@ TEST(SplitSchedule, CutsNothingThatFits) {
   EXPECT_EQ(line(66, 4, 16), std::pair(1, 0));
 }
 
-/// What parts do by an even schedule is what they do by the one in memory.
+/// Checks that parts do the same by an even schedule as by the one in memory.
 void check_even(const EvenSchedule& even, int parts, int size, int batch, int overhead, bool whole) {
   const SplitLine line = split_line(parts, batch, batch * size, size, overhead);
   Batch sequences{std::vector<int>(static_cast<std::size_t>(batch), size), parts, line.overhead, whole};

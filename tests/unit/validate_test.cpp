@@ -94,7 +94,7 @@ TEST(Validate, RowAlignment) {
   EXPECT_EQ(row_alignment(desc), 2);
 }
 
-/// What the steps of quantize_and_attend leave for each other lies in the workspace, and fast kernels want 16 bytes.
+/// Tensors between the steps of quantize_and_attend lie in the workspace, and fast kernels want 16 bytes.
 TEST(Validate, TensorsBetweenStepsAreAligned) {
   const TensorDesc tensor = contiguous(DType::bf16, {2, 5, 8, 64});
   const QuantizeAndAttendDesc desc{.q = tensor, .k = tensor, .v = tensor, .out = tensor};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the site adds to docs/: the front page is the README, links that leave docs/ lead to the repository, and the C++ and C
+"""Additions of the site to docs/: the front page is the README, links that leave docs/ lead to the repository, and the C++ and C
 reference, which Doxygen has made before, is part of the site, so that links into it are checked. MkDocs follows the links of its
 pages; paths in code, in trees and in the repository's other documents are looked up here."""
 
@@ -104,7 +104,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _moved(link: re.Match, page: Page, config: MkDocsConfig) -> str:
-    """The link as the site has it. What leaves docs/ has a place only in the repository."""
+    """The link as the site has it. Files outside of docs/ have a place only in the repository."""
     image, text, target = link.groups()
     name, mark, anchor = target.partition("#")
     if not name or re.match(r"\w+:", name):

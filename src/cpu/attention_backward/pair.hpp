@@ -20,7 +20,7 @@ struct Pair {
 /// Finds what the lists and the bits show of the pair, and sets `hidden`. False where they show nothing. True without either.
 bool find_shown(const Head& head, Pair& pair);
 
-/// Of a pair that is `hidden`.
+/// Whether the lists and the bits show the key to the query, in a pair that is `hidden`.
 inline bool is_shown(const Head& head, int query, int key) {
   const std::uint32_t* words = head.scratch.shown + query * listed_words(head.setup);
   return ((words[key / kKeysOfWord] >> (key % kKeysOfWord)) & 1) != 0;

@@ -36,7 +36,7 @@ FOVEA_INLINE Vec keep(Vec a) {
   return a;
 }
 
-/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. The low bits of a byte hold the first of its two codes.
 struct Sixteen {
   __m256 low, high;
 };

@@ -44,7 +44,7 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
   return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f))};
 }
 
-/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. The low bits of a byte hold the first of its two codes.
 struct Sixteen {
   __m512 v;
 };

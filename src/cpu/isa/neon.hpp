@@ -68,7 +68,7 @@ FOVEA_INLINE Vec load(E4M3, const void* p) {
 }
 FOVEA_INLINE Vec load(I8, const void* p) { return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_bytes(p))))))}; }
 
-/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. The low bits of a byte hold the first of its two codes.
 struct Sixteen {
   uint8x16x4_t v;
 };

@@ -57,7 +57,7 @@ FOVEA_INLINE Vec load(S storage, const void* p) {
   std::memcpy(codes, p, sizeof codes);
   return {Vec::Lanes{decode(storage, codes[0]), decode(storage, codes[1]), decode(storage, codes[2]), decode(storage, codes[3])}};
 }
-/// Sixteen numbers, and those of them that kLanes codes of four bits name. Of two codes in a byte, the low bits hold the first.
+/// Sixteen numbers, and those of them that kLanes codes of four bits name. The low bits of a byte hold the first of its two codes.
 struct Sixteen {
   const float* p;
 };

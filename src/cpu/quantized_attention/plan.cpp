@@ -47,7 +47,7 @@ Setup int8_setup(const QuantizedAttentionProblem& problem) {
 [[maybe_unused]] const QuantizedAttentionProblem& attention_of(const QuantizedAttentionProblem& problem) { return problem; }
 [[maybe_unused]] const QuantizedAttentionProblem& attention_of(const QuantizeAndAttendProblem& problem) { return problem.attention; }
 
-/// A tile multiplies 64 channels of int8, and values as bf16. That rounds f16 values, and weights in any case.
+/// A tile multiplies 64 channels of int8, and values as bf16. The conversion to bf16 rounds f16 values, and weights in any case.
 [[maybe_unused]] std::optional<Error> decline_on_tiles(const QuantizedAttentionProblem& problem) {
   if (problem.head_dim_qk % 64 != 0) return detail::declined("head_dim", problem.head_dim_qk, "64, 128 or 256");
   const bool e4m3 = problem.v_dtype == DType::e4m3;

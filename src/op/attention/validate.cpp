@@ -71,7 +71,7 @@ void check_shapes(Checker& check, const RowTensor& q, const RowTensor& k, const 
   check_extent(check, out.named, axis(2), v.dim(), "head_dim_v of v");
 }
 
-/// What is added to scores, and dropout.
+/// Checks the terms that are added to scores, and dropout.
 void check_score_bias(Checker& check, const AttentionDesc& desc, AttentionProblem& p) {
   if (desc.alibi_slopes) {
     constexpr std::array<std::string_view, 2> kAxes{"batch", "head"};

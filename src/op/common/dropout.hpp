@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Dropout by Philox4x32-10 (Salmon et al. 2011). What is dropped depends on the state, the head, the row and the key alone: on no tile,
+/// Dropout by Philox4x32-10 (Salmon et al. 2011). The dropped weights depend on the state, the head, the row and the key alone: on no tile,
 /// split or device. Constant expressions also run on devices.
 ///
 /// The call's key is the first two words of philox(offset, 0, 0; seed). Key j of row i of head h of sequence b has the 16 bits
@@ -46,7 +46,7 @@ constexpr PhiloxKey philox_key(std::int64_t seed, std::int64_t offset) {
 /// Numbers of 16 bits below this are dropped.
 constexpr std::uint32_t drop_threshold(double p) { return static_cast<std::uint32_t>(p * 65536 + 0.5); }
 
-/// What weights that stay are multiplied by.
+/// The factor of weights that stay.
 constexpr float keep_factor(double p) { return static_cast<float>(1 / (1 - p)); }
 
 /// Keys that share an evaluation of philox lie in blocks of this many.

@@ -28,7 +28,7 @@ constexpr IndexLogitsArgs args_in_use(const IndexLogitsProblem& problem, IndexLo
   return args;
 }
 
-/// Of arguments in use.
+/// The keys that a row sees. `args`: those in use.
 constexpr KeyRange keys_of_row(const IndexLogitsShape& problem, const IndexLogitsArgs& args, std::int64_t row) {
   if (!problem.paged) {
     return cut_range(args.first == nullptr ? 0 : args.first[row], args.last == nullptr ? problem.columns : args.last[row], problem.columns);

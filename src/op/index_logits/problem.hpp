@@ -10,7 +10,7 @@
 
 namespace fovea::detail {
 
-/// What kernels need. Strides count elements.
+/// The fields that kernels need. Strides count elements.
 struct IndexLogitsShape {
   std::int64_t rows = 0, heads = 0, head_dim = 0, columns = 0;
   std::int64_t q_row = 0, q_head = 0, weights_row = 0, out_row = 0;

@@ -48,7 +48,7 @@ constexpr TopkRowsArgs args_in_use(const TopkRowsProblem& problem, TopkRowsArgs 
   return args;
 }
 
-/// Of arguments in use.
+/// The places of a row's columns. `args`: those in use.
 constexpr Places places_of_row(const TopkRowsProblem& problem, const TopkRowsArgs& args, std::int64_t row) {
   Places places{.offset = args.offset == nullptr ? 0 : args.offset[row]};
   if (args.block_table == nullptr) return places;

@@ -36,7 +36,7 @@ struct RowSlope {
   }
 };
 
-/// What is added to one score, in natural units.
+/// The sum of ALiBi and bias that is added to one score, in natural units.
 template <class Element>
 __device__ inline float added_score(const AttentionParams& params, const ScoreBiasParams& terms, const BiasPlace& at, int key) {
   float sum = 0;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void drop(float (&p)[kCount], detail::PhiloxKey rando
   }
 }
 
-/// What dropout multiplies the weight of one key by.
+/// The factor by which dropout multiplies the weight of one key.
 __device__ inline float kept_share(const ScoreBiasParams& terms, DropoutRow row, int key) {
   if (terms.dropout_state == nullptr) return terms.keep_factor;
   const detail::PhiloxKey random = detail::philox_key(terms.dropout_state[0], terms.dropout_state[1]);

@@ -7,7 +7,7 @@
 ///   f = x - n, from -1/2 to 1/2
 ///   2^f: the polynomial of degree 4 that is 1 at 0 and whose largest relative error is least: 2^-18.4
 ///   2^n: n + 127 shifted into the exponent
-/// Below, the result is 0, also of -INFINITY. That of NaN is NaN: it reaches 2^f and the product.
+/// Below, the result is 0, also of -INFINITY. NaN gives NaN: it reaches 2^f and the product.
 #pragma once
 
 #include <vector_types.h>

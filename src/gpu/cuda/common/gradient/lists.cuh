@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What reads the lists of a block mask by key tiles: the walk of a CTA, and whether a query sees a key.
+/// Readers of the lists of a block mask by key tiles: the walk of a CTA, and whether a query sees a key.
 #pragma once
 
 #include "gpu/cuda/common/gradient/lists.hpp"

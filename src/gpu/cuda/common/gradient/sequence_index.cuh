@@ -6,7 +6,7 @@
 
 namespace fovea::gpu::gradient {
 
-/// Of a ragged batch it follows from the number of the first query tile.
+/// The number of the sequence. In a ragged batch it follows from the number of the first query tile.
 template <class Params>
 __device__ inline int sequence_index(const Params& params, const Sequence& sequence) {
   if (params.cu_seqlens_q == nullptr) return sequence.batch;

@@ -82,7 +82,7 @@ class FusedMath {
   static constexpr int kSteps = kQueries / 16;  // MMAs over a warp's queries
   using Rows = SwizzledRows<Config::kColumns>;  // of p and ds
 
-  /// Of the CTA. The biased kernel lacks registers, and a number that all lanes share takes none of them.
+  /// The warp's number in the CTA. The biased kernel lacks registers, and a number that all lanes share takes none of them.
   static __device__ __forceinline__ int uniform_warp() {
     const int number = static_cast<int>(threadIdx.x) / 32;
     return Config::kBiased ? __shfl_sync(~0u, number, 0) : number;

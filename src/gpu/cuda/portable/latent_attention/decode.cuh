@@ -13,7 +13,7 @@ __device__ inline T load(const std::byte* from) {
   return *reinterpret_cast<const T*>(from);
 }
 
-/// What decoding knows of a kind of rows when it is compiled.
+/// Compile-time constants of a kind of rows, for decoding.
 template <RowKind kKind, int kHeadDim>
 struct CodedRow {
   static constexpr int kCodes = kKind == RowKind::e4m3 ? kHeadDim : kKind == RowKind::v4 ? 448 : kKind == RowKind::plain ? 0 : 512;

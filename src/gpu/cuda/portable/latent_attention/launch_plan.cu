@@ -20,7 +20,7 @@ constexpr std::int64_t kMostOfGrid = 65535;  // blocks, in any dimension but the
 constexpr std::int64_t kAlignment = 16;      // bytes, of rows that are copied whole
 constexpr int kTilesOfPrefill = 4, kSplitsOfPrefill = 4;
 
-/// What a device and a call say about shared memory.
+/// Bytes of shared memory that a device has, and bytes of a coded row of the call.
 struct Fit {
   int per_block, per_multiprocessor, coded_row;
 };
@@ -28,7 +28,7 @@ struct Fit {
 template <class Config>
 constexpr Entry kEntry{Config::kRowTile, Config::kKeys, &shape_of<Config>, &launch_attend<Config>};
 
-/// Of the kernels that fit, the one with the fewest rows that suffice, else with the most rows; of equal ones the last. Without a
+/// The kernel that fits with the fewest rows that suffice, else with the most rows; of equal ones the last. Without a
 /// fit: the first.
 template <class Element, int kHeadDim>
 Entry entry_of(std::int64_t rows, const Fit& fit) {

@@ -107,7 +107,7 @@ class BlockPowers {
 
  private:
   static constexpr std::uint32_t kCodeBits = Config::Format::kBits == 4 ? 0x77777777 : 0x7f7f7f7f;  // without signs
-  /// Of the powers of values. Weights end at 2^12 (ValueWeights), halves at 2^16: what is lifted is subnormal later.
+  /// Factor that lifts the powers of values. Weights end at 2^12 (ValueWeights), halves at 2^16: what is lifted is subnormal later.
   static constexpr float kLift = 8;
   static constexpr float kLeast = 0x1p-120f;  // its inverse is a float, lifted
 

@@ -101,7 +101,7 @@ struct NibbleCodes<Nvfp4Codes> {
 template <>
 struct NibbleCodes<Mxfp4Codes> : NibbleCodes<Nvfp4Codes> {};
 
-/// What a column's or key's halves are multiplied by to be codes, or values before a global scale. e2m1 codes have one unit. Odd int4 codes
+/// The factor from a column's or key's halves to codes, or to values before a global scale. e2m1 codes have one unit. Odd int4 codes
 /// of a byte lie four bits higher than even ones.
 template <class Cache>
 __device__ constexpr float code_unit(int odd) {

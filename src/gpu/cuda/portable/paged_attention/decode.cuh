@@ -12,7 +12,7 @@ namespace fovea::gpu::portable::paged_attention {
 
 __device__ inline bool is_nibble(KvCode code) { return code == KvCode::u4 || code == KvCode::e2m1; }
 
-/// What multiplies a row's values, and the zero point of its codes.
+/// The factor of a row's values, and the zero point of its codes.
 struct RowScale {
   float factor, zero;
 };

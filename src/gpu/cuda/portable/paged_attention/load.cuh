@@ -178,7 +178,7 @@ class Loader {
   __device__ int first_key(int tile) const { return tile * kTileKeys + warp * Config::kWarpKeys; }
   __device__ bool is_wanted(int key) const { return key >= begin_key && key < end_key; }
   /// The block table's entry for the lane's key of a tile; for a key that is not wanted, that of the nearest wanted one.
-  /// Of 16 keys, both halves of the warp look up the same: one for the keys' rows, one for the values'.
+  /// If a warp has 16 keys, its halves look up the same ones: one for the keys' rows, one for the values'.
   __device__ void look_up_tile(int tile) {
 #pragma unroll
     for (int i = 0; i < kLookUps; ++i) {

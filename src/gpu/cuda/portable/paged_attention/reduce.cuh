@@ -76,7 +76,7 @@ struct ResultRow {
   }
 };
 
-/// Reduces a query tile that several splits share, in their order, in the CTA of its first split. That CTA waits for
+/// Reduces a query tile that several splits share, in their order, in the CTA of its first split. The CTA waits for
 /// the flags of the others. They have lower block numbers, so they run or have ended: blocks start in the order of
 /// their numbers, as in CUB's scans.
 template <class Config>

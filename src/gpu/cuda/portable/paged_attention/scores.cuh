@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What becomes of scores: their factors, and which keys a row sees.
+/// Factors of scores, and which keys a row sees.
 #pragma once
 
 #include "gpu/common/score_transform.cuh"

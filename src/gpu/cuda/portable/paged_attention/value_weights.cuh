@@ -40,7 +40,7 @@ class ValueWeights {
     return moved;
   }
 
-  /// Of the accumulators.
+  /// The power of two by which the accumulators of row r are divided.
   __device__ __forceinline__ float power(int r) const { return __int_as_float(0x7f000000 - __float_as_int(inverse[r])); }
 
  private:

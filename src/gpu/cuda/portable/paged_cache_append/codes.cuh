@@ -35,7 +35,7 @@ __device__ __forceinline__ std::uint32_t pack_two(std::uint32_t low, std::uint32
   return packed;
 }
 
-/// The integer of a code before it is saturated. That of i8 is 128 more: no code is negative. The e2m1 code is of twice the value. Codes
+/// The integer of a code before it is saturated. An i8 code gets 128 more: none is negative. The e2m1 code is of twice the value. Codes
 /// are a half, one and two apart from 0, 2 and 4 on. Three numbers are rounded to these steps, and the right one is the least.
 template <KvCode kCode>
 __device__ __forceinline__ std::uint32_t integer_of(float value) {

@@ -52,7 +52,7 @@ __device__ __forceinline__ float largest_of(float x, int lanes = kMostLanes) {
   return x;
 }
 
-/// The exponent of the smallest power of two at or above a magnitude, plus 127, from 0 to 254. That of zero is 127.
+/// The exponent of the smallest power of two at or above a magnitude, plus 127, from 0 to 254. Zero gives 127.
 __device__ __forceinline__ std::uint32_t ue8m0_at_least(float x) {
   const std::uint32_t bits = __float_as_uint(x);
   return bits == 0 ? 127 : bits <= 0x00400000u ? 0 : (bits + 0x007fffffu) >> 23;

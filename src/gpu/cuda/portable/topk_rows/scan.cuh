@@ -67,7 +67,7 @@ struct Tile {
   __device__ static unsigned place(unsigned begin, unsigned i) { return begin + (i / kPack * 32 + lane_of_warp()) * kPack + i % kPack; }
   __device__ static bool within(const Span<T>& span, unsigned begin) { return begin >= span.first && begin + kOfWarp <= span.last; }
 
-  /// Copies the warp's packs from `begin` on. What lies outside of the span is not read.
+  /// Copies the warp's packs from `begin` on. Elements outside of the span are not read.
   __device__ __forceinline__ void copy(const Span<T>& span, unsigned begin, [[maybe_unused]] std::uint64_t* arrived) const {
     if constexpr (kBulk) {
       __syncwarp();  // all have read what was here

@@ -92,7 +92,7 @@ class Softmax {
     return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
   }
 
-  /// What is subtracted from a score times the scale. Where that would not be plain, subtracts the maximum
+  /// Returns the offset that is subtracted from a score times the scale. Where it would not be plain, subtracts the maximum
   /// from the scores instead.
   __device__ __forceinline__ float base_of(Scores& scores) const {
     const float offset = maximum * scale;

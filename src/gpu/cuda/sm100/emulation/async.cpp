@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What threads of a CTA do to shared and tensor memory, mbarriers, and the work that completes later.
+/// Accesses of a CTA's threads to shared and tensor memory, mbarriers, and the work that completes later.
 #include <algorithm>
 #include <cstring>
 #include <utility>

@@ -146,7 +146,7 @@ class Cta {
   void check_end();
   std::string deadlock() const;
   std::uint32_t now() const { return current_->known.shared[static_cast<std::size_t>(current_->place.thread)]; }
-  /// What the thread has done so far is handed on; what it does next is not.
+  /// The thread's accesses so far are handed on; later ones are not.
   void released() { ++current_->known.shared[static_cast<std::size_t>(current_->place.thread)]; }
   void note(std::string event);
   void fail_if(const std::string& wrong) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// CTAs of SM100 on the host: each thread is a fiber, TMA and the tensor core are queues of work that
-/// completes at the moment that hurts most. What hardware would answer with wrong numbers or a hang
+/// completes at the moment that hurts most. A mistake that makes hardware give wrong numbers or hang
 /// is a fault here, with a text that names who did what.
 ///
 /// An access is checked when it is issued, against vector clocks, so most faults do not depend on the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What tcgen05.mma.kind::f16 makes of its descriptors, read bit by bit from PTX's tables and not from
-/// the kernel's own encoder, and its arithmetic.
+/// Descriptors of tcgen05.mma.kind::f16, decoded bit by bit by PTX's tables and not by
+/// the kernel's own encoder, and the arithmetic of the instruction.
 #pragma once
 
 #include <array>

@@ -53,7 +53,7 @@ struct AlibiTicket {
 struct NoAlibiStorage {};
 struct NoAlibiTicket {};
 
-/// What an emitter adds: Step::cell and Step::rank. A cell of -1 ends the emitter.
+/// Step::cell and Step::rank of the dQ that an emitter adds. A cell of -1 ends the emitter.
 struct Emission {
   int cell, rank;
 };

@@ -50,7 +50,7 @@ inline constexpr int kGroupRows = 8;  // rows of a swizzle atom; pages are multi
 /// Rows of a key tile that one page holds, the same for each tile.
 constexpr int box_rows(std::int64_t page, int key_tile) { return static_cast<int>(std::gcd(page, std::int64_t{key_tile})); }
 
-/// Returns why the portable kernel is faster, else empty. That kernel splits keys, and has narrow tiles for
+/// Returns why the portable kernel is faster, else empty. It splits keys, and has narrow tiles for
 /// few query rows. `rows`: average query rows of a sequence and kv head, as only the device knows the
 /// lengths. From 64 rows on this kernel is ahead (8 x 4096 keys: 65 us, 82); with 32 they are level. On a
 /// quarter of the multiprocessors it is level with the portable kernel on all of them (214 us, 224). Both:

@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kPanel = 16 * kChannels, kPanels = kTiles.value_dim / kPanel;
   using ValueChunk = Words<kChannels * Cache::kBytes / 4>;
 
-  /// Of latent attention: a SIMD has one wave, whose accumulators are in AGPRs, and the head dims of the tensors are those of the tile.
+  /// Latent attention: a SIMD has one wave, whose accumulators are in AGPRs, and the head dims of the tensors are those of the tile.
   static constexpr bool kWide = kTiles.waves == 1;
   static __device__ __forceinline__ constexpr bool within(int element, int elements) { return kWide || element < elements; }
 

@@ -63,7 +63,7 @@ struct BiasedBlock {
   static constexpr bool kQueries = Config::kRowsAreQueries;
 
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
-  /// Of the CTA's rows and of the tile's columns, the lane's.
+  /// The lane's row among the CTA's, and its column among the tile's.
   __device__ __forceinline__ int row(int r) const { return first_row + lane_row(lane()) + 8 * r; }
   __device__ __forceinline__ int column(int i) const { return first_column + lane_column(lane()) + column_of(i); }
 

@@ -9,7 +9,7 @@
 
 namespace fovea::gpu::portable::paged_attention {
 
-/// What a lane knows about one of 32 rows: 16 keys, then 16 values.
+/// Place and scale of a lane's row, one of 32: 16 keys, then 16 values.
 struct RowPlace {
   std::int64_t row, scales;  // in bytes, from those of the head's first row
   RowScale scale;

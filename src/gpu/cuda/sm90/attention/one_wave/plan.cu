@@ -57,7 +57,7 @@ int cluster_shift(std::int64_t tiles, std::int64_t key_tiles, const Tuning& tuni
   return static_cast<int>(shift);
 }
 
-/// The call with a row of tuning.hpp, if one wave does. Of the parameters, those of its shape are set.
+/// The call with a row of tuning.hpp, if one wave does. Only the parameters of its shape are set.
 std::optional<Call> call_with(const Problem& p, int index, int multiprocessors) {
   const Tuning& tuning = kTunings[static_cast<std::size_t>(index)];
   if (tuning.head_dim_qk < p.head_dim_qk || tuning.head_dim_v < p.head_dim_v) return {};

@@ -38,7 +38,7 @@ struct Storage {
       alignas(1024) std::byte k[Config::kKeyTiles][Config::kKeyBytes];    // likewise
       alignas(1024) std::byte v[Config::kKeyTiles][Config::kValueBytes];  // likewise
     };
-    // Of warpgroups that share keys, once these have been read.
+    // Partial results of warpgroups that share keys, once these have been read.
     std::conditional_t<Config::kSharedKeys, Partial<Config>, None> partial[Config::kKeyGroups];
   };
   std::conditional_t<Config::kSharedKeys, None, ClusterPartial<Config>> cluster;

@@ -28,7 +28,7 @@ struct ValueShared {
     uint4 values[kValueStages][kGroups][kKeys];
   };
   Slot slots[kWarps];
-  // Of the rows so far, in the order of key tiles. A warp passes them on to the next one.
+  // Maximum and sum of the rows so far, in the order of key tiles. A warp passes them on to the next one.
   float2 maximum[32], sum[32];
   std::uint64_t full[kWarps], empty[kWarps];  // weights and values of a slot
   std::uint64_t maximum_turn[kWarps], sum_turn[kWarps];
