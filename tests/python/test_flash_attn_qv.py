@@ -130,6 +130,20 @@ def test_errors_of_tensors_name_them():
         flash_attn_3.flash_attn_varlen_func(*call, qv=qv.flatten(0, 1))
 
 
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([0, 4, 10], r"^cu_seqlens_k\[2\]: got 10, want at most 9 \(rows of the tensor\)$"),
+        ([0, 9], r"^cu_seqlens_k\.shape: got \[2\], want \[3\]$"),
+        ([-1, 4, 9], r"^cu_seqlens_k\[0\]: got -1, want 0 or more$"),
+    ],
+)
+def test_keys_of_a_ragged_batch_lie_within_their_tensor(ends, message):
+    (q, qv), (k, v) = queries(8, 4), queries(9, 1)
+    with pytest.raises(RuntimeError, match=message):
+        flash_attn_3.flash_attn_varlen_func(q, k, v, lengths([3, 5]), torch.tensor(ends).int(), 5, 9, qv=qv)
+
+
 def test_two_views_of_one_tensor_are_not_copied():
     for form, copied in (("pages", False), ("dense", False), ("pages apart", True)):
         k, v, *_ = latent_caches(form)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fovea._calls import adapted, from_gate
 from fovea._latent import latent_attention
 from fovea._library import wants_gradients
-from fovea.compat._arguments import bound, check, integer, refuse, traced
+from fovea.compat._arguments import bound, check, integer, readable, refuse, traced
 from fovea.compat._flash_attn import Ragged, Scales
 from fovea.compat._flash_attn_cache import Cache, in_16_bits
 from fovea.compat._flash_attn_chunks import check_ends
@@ -70,6 +70,12 @@ def flat_cache(k: Tensor, v: Tensor, lengths: Ragged, max_seqlen_k: Tensor | int
     longest, cu_k = integer("max_seqlen_k", max_seqlen_k), lengths.cu_seqlens_k
     check(cu_k.device == k.device, "cu_seqlens_k.device", cu_k.device, f"{k.device}, as k")
     check_ends("cu_seqlens_k", cu_k, bound(lengths.max_seqlen_k))
+    ends = len(lengths.cu_seqlens_q)
+    check(len(cu_k) == ends, "cu_seqlens_k.shape", list(cu_k.shape), f"[{ends}]")
+    if readable(cu_k):
+        first, last = int(cu_k[0]), int(cu_k[-1])
+        check(first >= 0, "cu_seqlens_k[0]", first, "0 or more")
+        check(last <= k.shape[0], f"cu_seqlens_k[{ends - 1}]", last, f"at most {k.shape[0]} (rows of the tensor)")
     numbers = torch.arange(min(max(longest, 0), k.shape[0]), dtype=torch.int32, device=cu_k.device)
     counts = cu_k.diff().clamp(max=len(numbers))  # keys that are not used may be more
     return Cache(k[:, None], v[:, None], counts, None, cu_k[:-1, None] + numbers)
