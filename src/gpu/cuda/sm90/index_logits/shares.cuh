@@ -9,6 +9,7 @@
 
 #include "gpu/cuda/sm90/index_logits/columns.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
+#include "op/index_logits/share.hpp"
 
 namespace fovea::gpu::sm90::indexer {
 
@@ -36,12 +37,6 @@ __device__ Stages stages_of(int2 some) {
   return {first_key, max(some.y - first_key + Config::kKeys - 1, 0) / Config::kKeys};
 }
 
-/// A group costs `Config::stage_cost(rows)` for each of its stages, and 1 for itself.
-template <class Config>
-__device__ int cost_of(int rows, int stages) {
-  return stages > 0 ? stages * Config::stage_cost(rows) + 1 : 0;
-}
-
 /// Columns that some queries of a group see, by one thread: the first, and the one behind the last.
 template <bool kPaged>
 __device__ int2 columns_of_group(const Params& params, const Group& group) {
@@ -59,7 +54,8 @@ __device__ int2 columns_of_group(const Params& params, const Group& group) {
 template <class Config>
 __device__ int cost_at(const Params& params, int index) {
   const Group group = group_at(params, index);
-  return cost_of<Config>(group.rows, stages_of<Config>(columns_of_group<Config::kPaged>(params, group)).count);
+  const int stages = stages_of<Config>(columns_of_group<Config::kPaged>(params, group)).count;
+  return detail::cost_of_group(stages, Config::stage_cost(group.rows));
 }
 
 /// From `begin` to before `end` on the line. The first group lies at `at`.
@@ -124,14 +120,15 @@ class GroupScheduler : public GroupView<Config> {
     while (stages.count == 0 && index < params.groups && at < share.end) {
       this->look_at(params, index++);
       const int from = stages_before(share.begin), to = stages_before(share.end);
-      at += cost_of<Config>(this->group.rows, stages.count);
+      at += detail::cost_of_group(stages.count, Config::stage_cost(this->group.rows));
       stages = {stages.first_key + from * Config::kKeys, to - from};
     }
   }
 
  private:
-  /// Stages of the group before a place on the line.
-  __device__ int stages_before(int place) const { return min(max(place - at, 0) / Config::stage_cost(this->group.rows), stages.count); }
+  __device__ int stages_before(int place) const {
+    return detail::stages_before(place, at, stages.count, Config::stage_cost(this->group.rows));
+  }
 
   const Params& params;
   const Share& share;
