@@ -32,11 +32,11 @@ int box_of(const IndexLogitsProblem& problem) {
   return problem.paged ? static_cast<int>(std::gcd<std::int64_t>(problem.page, indexer::kMostBox)) : indexer::kMostBox;
 }
 
-/// An instance: which part of a problem a work tile takes, and its launch.
+/// An instance: the queries and keys that it takes at once, and its launch.
 struct Kernel {
   int heads;    ///< columns of an MMA that a query takes
   int queries;  ///< that are resident; 0: keys are
-  int keys;     ///< of a stage, or that are resident
+  int keys;     ///< of a stage
   int (*stage_cost)(int rows);
   Result<void> (*launch)(const Params& params, int ordinal, Stream stream);
 };

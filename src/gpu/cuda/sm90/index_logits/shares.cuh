@@ -19,9 +19,8 @@ struct Group {
 };
 
 __device__ inline Group group_at(const Params& params, int index) {
-  const int sequence = params.sequence_groups.quotient(index),
-            first = (index - sequence * params.sequence_groups.divisor) * params.rows_of_group;
-  const int rows = params.sequence_rows.divisor;
+  const int sequence = params.sequence_groups.quotient(index), rows = params.sequence_rows.divisor;
+  const int first = (index - sequence * params.sequence_groups.divisor) * params.rows_of_group;
   return {sequence * rows + first, min(params.rows_of_group, rows - first)};
 }
 
