@@ -144,6 +144,12 @@ def test_keys_of_a_ragged_batch_lie_within_their_tensor(ends, message):
         flash_attn_3.flash_attn_varlen_func(q, k, v, lengths([3, 5]), torch.tensor(ends).int(), 5, 9, qv=qv)
 
 
+def test_ends_of_no_sequence_name_their_queries():
+    (q, qv), (k, v) = queries(8, 4), queries(9, 1)
+    with pytest.raises(RuntimeError, match=r"^cu_seqlens_q\.shape: got \[0\], want \[batch \+ 1\]$"):
+        flash_attn_3.flash_attn_varlen_func(q, k, v, torch.empty(0).int(), lengths([4, 5]), 5, 9, qv=qv)
+
+
 def test_two_views_of_one_tensor_are_not_copied():
     for form, copied in (("pages", False), ("dense", False), ("pages apart", True)):
         k, v, *_ = latent_caches(form)

@@ -71,6 +71,7 @@ def flat_cache(k: Tensor, v: Tensor, lengths: Ragged, max_seqlen_k: Tensor | int
     check(cu_k.device == k.device, "cu_seqlens_k.device", cu_k.device, f"{k.device}, as k")
     check_ends("cu_seqlens_k", cu_k, bound(lengths.max_seqlen_k))
     ends = len(lengths.cu_seqlens_q)
+    check(ends > 0, "cu_seqlens_q.shape", [0], "[batch + 1]")
     check(len(cu_k) == ends, "cu_seqlens_k.shape", list(cu_k.shape), f"[{ends}]")
     if readable(cu_k):
         first, last = int(cu_k[0]), int(cu_k[-1])
