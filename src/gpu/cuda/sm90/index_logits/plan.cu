@@ -9,6 +9,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/sm90/implementations.hpp"
+#include "gpu/cuda/sm90/index_logits/decode/kernel.cuh"
 #include "gpu/cuda/sm90/index_logits/kernel.cuh"
 #include "gpu/cuda/sm90/index_logits/resident/kernel.cuh"
 #include "gpu/plan_state.hpp"
@@ -26,6 +27,8 @@ using indexer::Config, indexer::Params;
 constexpr std::string_view kName = "cuda.sm90.index_logits";
 constexpr std::int64_t kCountLimit = std::int64_t{1} << 30, kStrideLimit = std::int64_t{1} << 40;
 constexpr int kTilesOfCta = 8;  // at least, where the rows suffice
+constexpr int kScaleAlignment = 16;
+constexpr std::int64_t kMostSequences = 4096;  // whose costs a warp sums
 
 /// Keys of one page, or of flat keys.
 int box_of(const IndexLogitsProblem& problem) {
@@ -34,37 +37,60 @@ int box_of(const IndexLogitsProblem& problem) {
 
 /// An instance: the queries and keys that it takes at once, and its launch.
 struct Kernel {
-  int heads;    ///< columns of an MMA that a query takes
-  int queries;  ///< that are resident; 0: keys are
-  int keys;     ///< of a stage
+  int heads;            ///< columns of an MMA that a query takes
+  int queries;          ///< that are resident; 0: keys are, of a group that the plan chooses
+  int keys;             ///< of a stage
+  bool aligned_scales;  ///< of each page: contiguous, and aligned to kScaleAlignment
   int (*stage_cost)(int rows);
   Result<void> (*launch)(const Params& params, int ordinal, Stream stream);
 };
 
-template <auto kKernel, class Config, class Storage>
+/// `kProgrammatic`: the kernel itself waits for those before it.
+template <auto kKernel, class Config, class Storage, bool kProgrammatic = false>
 Result<void> launch_kernel(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage) <= 227 * 1024);
   if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage)); !good) return good;
-  return launch(kKernel, {.grid = dim3(params.ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage)}, stream, params);
+  const LaunchShape shape{
+      .grid = dim3(params.ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage), .programmatic = kProgrammatic};
+  return launch(kKernel, shape, stream, params);
 }
 
 template <int kHeads>
 constexpr Kernel with_resident_keys() {
   using C = Config<kHeads>;
-  return {kHeads, 0, C::kKeys, &C::stage_cost, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
+  return {kHeads, 0, C::kKeys, false, &C::stage_cost, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
 }
 template <int kHeads>
 constexpr Kernel with_resident_queries() {
   using C = indexer::resident::Config<kHeads>;
-  return {kHeads, C::kQueries, C::kKeys, &C::stage_cost,
-          &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
+  return {kHeads, C::kQueries,    C::kKeys,
+          false,  &C::stage_cost, &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
+}
+template <int kHeads, int kQueries>
+constexpr Kernel for_decode() {
+  using C = indexer::decode::Config<kHeads, kQueries>;
+  return {kHeads, kQueries,       C::kKeys,
+          true,   &C::stage_cost, &launch_kernel<&indexer::decode::index_logits<C>, C, indexer::decode::Storage<C>, true>};
+}
+
+/// Takes any call.
+Kernel general_kernel(const IndexLogitsProblem& problem) {
+  return problem.heads <= 32 ? with_resident_keys<32>() : with_resident_keys<64>();
 }
 
 Kernel kernel_of(const IndexLogitsProblem& problem) {
   const bool few = problem.heads <= 32, many = problem.heads > 64;
-  const Kernel queries = few ? with_resident_queries<32>() : with_resident_queries<64>();
-  if (!problem.paged && !many && problem.rows >= queries.queries) return queries;
-  return few ? with_resident_keys<32>() : with_resident_keys<64>();
+  if (!problem.paged) {
+    const Kernel queries = few ? with_resident_queries<32>() : with_resident_queries<64>();
+    return !many && problem.rows >= queries.queries ? queries : general_kernel(problem);
+  }
+  const bool aligned = problem.scale_token == 1 && problem.scale_block * static_cast<int>(sizeof(float)) % kScaleAlignment == 0;
+  if (many || !aligned || problem.batch > kMostSequences) return general_kernel(problem);
+  switch (problem.rows_of_sequence()) {
+    case 1: return few ? for_decode<32, 1>() : for_decode<64, 1>();
+    case 2: return few ? for_decode<32, 2>() : for_decode<64, 2>();
+    default: return general_kernel(problem);
+  }
 }
 
 Params params_of(const IndexLogitsProblem& problem, const Kernel& kernel, int multiprocessors) {
@@ -102,25 +128,35 @@ Result<void> encode(CUtensorMap& map, const void* data, TensorMapDesc::Dimension
   return {};
 }
 
+/// A kernel with its parameters, as far as a plan knows them.
+struct Choice {
+  Choice(const IndexLogitsProblem& problem, const Kernel& kernel_, int multiprocessors)
+      : kernel(kernel_), params(params_of(problem, kernel_, multiprocessors)) {}
+
+  Kernel kernel;
+  Params params;
+};
+
 class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
  public:
   State(const IndexLogitsProblem& problem, Device device)
       : PlanState(kName, problem, device),
-        kernel_(kernel_of(problem)),
-        params_(params_of(problem, kernel_, properties(device)->multiprocessors)) {}
+        usual_(problem, kernel_of(problem), properties(device)->multiprocessors),
+        general_(problem, general_kernel(problem), properties(device)->multiprocessors) {}
 
   std::string tuning() const override {
-    const std::string keys = std::to_string(kernel_.keys), queries = std::to_string(params_.rows_of_group);
-    return (kernel_.queries > 0 ? queries + " queries resident, stages of " + keys + " keys, "
-                                : keys + " keys resident, up to " + queries + " queries a group, ") +
-           "equal shares for " + std::to_string(params_.ctas) + " CTAs, " + std::to_string(kernel_.heads) + " heads a query and MMA" +
+    const auto& [kernel, params] = usual_;
+    const std::string keys = std::to_string(kernel.keys), queries = std::to_string(params.rows_of_group);
+    return (kernel.queries > 0 ? queries + " queries resident, stages of " + keys + " keys, "
+                               : keys + " keys resident, up to " + queries + " queries a group, ") +
+           "equal shares for " + std::to_string(params.ctas) + " CTAs, " + std::to_string(kernel.heads) + " heads a query and MMA" +
            kE4m3Products;
   }
 
   /// The most that all groups may cost, which kernels count in an int.
   std::int64_t cost() const {
-    const std::int64_t stages = detail::ceil_div(problem_.columns, kernel_.keys);
-    return params_.groups * (stages * kernel_.stage_cost(params_.rows_of_group) + 1);
+    const auto& [kernel, params] = usual_;
+    return params.groups * (detail::ceil_div(problem_.columns, kernel.keys) * kernel.stage_cost(params.rows_of_group) + 1);
   }
 
  private:
@@ -128,19 +164,21 @@ class State final : public PlanState<IndexLogitsProblem, IndexLogitsArgs> {
 
   Result<void> compute(const IndexLogitsArgs& args, Workspace, Stream stream, bool) const override {
     const IndexLogitsProblem& p = problem_;
-    Params params = params_;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(args.k_scale) % kScaleAlignment == 0;
+    const auto& [kernel, planned] = usual_.kernel.aligned_scales && !aligned ? general_ : usual_;
+    Params params = planned;
     params.args = args_in_use(p, args);
-    const int queries = std::max(kernel_.queries, 1);
-    if (Result<void> good = encode(params.q, args.q, {p.heads, p.q_head, kernel_.heads}, {p.rows, p.q_row, queries}); !good) return good;
+    const int queries = std::max(kernel.queries, 1);
+    if (Result<void> good = encode(params.q, args.q, {p.heads, p.q_head, kernel.heads}, {p.rows, p.q_row, queries}); !good) return good;
     const void* k = p.blocks > 0 ? args.k : args.q;  // a cache without blocks has no memory
     const Result<void> good = p.paged ? encode(params.k, k, {p.page, p.k_token, params.box}, {p.blocks, p.k_block, 1})
                                       : encode(params.k, k, {p.columns, p.k_block, params.box}, {1, 0, 1});
     if (!good) return good;
-    return kernel_.launch(params, device_.ordinal, stream);
+    return kernel.launch(params, device_.ordinal, stream);
   }
 
-  Kernel kernel_;
-  Params params_;
+  Choice usual_;
+  Choice general_;  ///< for scales that are not aligned
 };
 
 /// Declines strides that no tensor map describes.

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The math warpgroups. Each takes every fourth stage: products of its keys with the heads of all queries, max(0, .), and the weighted sums
+/// over heads.
+#pragma once
+
+#include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/index_logits/decode/storage.cuh"
+#include "gpu/cuda/sm90/index_logits/load.cuh"
+#include "gpu/cuda/sm90/wgmma.cuh"
+
+namespace fovea::gpu::sm90::indexer::decode {
+
+template <class Config>
+class Math {
+ public:
+  __device__ __forceinline__ Math(Storage<Config>& storage_, const Params& params_, int warpgroup_)
+      : storage(storage_),
+        params(params_),
+        lane(lane_index()),
+        key_of_lane(uniform(static_cast<int>(threadIdx.x) / 32 % 4) * 16 + lane % 2 * 8 + lane / 4),
+        box_of_lane(key_of_lane >> box_bits_of(params_)) {
+    k_at.stage = warpgroup_;
+  }
+
+  __device__ __forceinline__ void run() {
+    while (true) {
+      barrier_wait(shared_address(&storage.k_full[k_at.stage]), k_at.parity);
+      tile = storage.tiles[k_at.stage];
+      if ((tile.marks & KeyTile::kStop) != 0) return;
+      if ((tile.marks & KeyTile::kBegins) != 0) begin_sequence();
+      if ((tile.marks & KeyTile::kNone) == 0) {
+        score();
+      } else {
+        release(storage.k_empty[k_at.stage]);
+      }
+      if ((tile.marks & KeyTile::kEnds) != 0) {
+        release(storage.q_empty[q_at.stage]);
+        q_at.advance();
+      }
+      k_at.stage += Config::kWarpgroups;
+      if (k_at.stage >= Config::kKeyStages) k_at.stage -= Config::kKeyStages, k_at.parity ^= 1;
+    }
+  }
+
+ private:
+  static constexpr int kHeadTiles = Config::kHeads / 8, kQueries = Config::kQueries, kWeights = kQueries * kHeadTiles;
+  static_assert(kQueries <= 2, "a lane stores one logit");
+
+  __device__ __forceinline__ void release(std::uint64_t& empty) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&empty));
+  }
+
+  __device__ __forceinline__ void begin_sequence() {
+    barrier_wait(shared_address(&storage.q_full[q_at.stage]), q_at.parity);
+#pragma unroll
+    for (int i = 0; i < kWeights; ++i) {
+      const float* const own = &storage.weights[q_at.stage][i * 8 + lane % 4 * 2];
+      const int head = i * 8 % Config::kHeads + lane % 4 * 2, heads = static_cast<int>(params.shape.heads);
+      weights[i] = {head < heads ? -own[0] : 0.0f, head + 1 < heads ? -own[1] : 0.0f};
+    }
+  }
+
+  __device__ __forceinline__ void score() {
+    multiply();
+    const float scale = (tile.absent >> box_of_lane & 1) != 0 ? NAN : storage.scales[k_at.stage][key_of_lane];
+    wgmma_wait<0>();
+    fence_operand(products);
+    release(storage.k_empty[k_at.stage]);
+    float of_query[kQueries];
+#pragma unroll
+    for (int query = 0; query < kQueries; ++query) of_query[query] = sum(query);
+    if constexpr (kQueries == 2) {
+      store(lane / 2 % 2, exchanged<2>(of_query[0], of_query[1]) * scale);
+    } else {
+      const float logit = (of_query[0] + __shfl_xor_sync(~0u, of_query[0], 2)) * scale;
+      if (lane / 2 % 2 == 0) store(0, logit);
+    }
+  }
+
+  __device__ __forceinline__ void multiply() {
+    const std::uint64_t a = smem_descriptor(shared_address(storage.k[k_at.stage]), 16, kGroupBytes);
+    const std::uint64_t b = smem_descriptor(shared_address(storage.q[q_at.stage]), 16, kGroupBytes);
+    fence_operand(products);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kDim / 32; ++step) {
+      Wgmma<__nv_fp8_e4m3, Config::kColumns>::template ss<Major::k>(products, advance_descriptor(a, step * 32),
+                                                                    advance_descriptor(b, step * 32), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  /// Over the heads of two lanes, of one of the lane's two keys. max(0, x) w is min(-x, 0) (-w). NaN stays.
+  __device__ __forceinline__ float sum(int query) const {
+    float sums[2][2] = {};  // two chains of additions for each key
+#pragma unroll
+    for (int i = 0; i < kHeadTiles; ++i) {
+      const float2 weight = weights[query * kHeadTiles + i];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[e / 2][e % 2] += Warp::min_or_nan(-products[4 * (query * kHeadTiles + i) + e], 0.0f) * (e % 2 == 0 ? weight.x : weight.y);
+      }
+    }
+    return exchanged<1>(sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]);
+  }
+
+  /// The sum of a over this lane and the one at a distance if the lane is the first of them, else that of b.
+  template <int kDistance>
+  __device__ __forceinline__ float exchanged(float a, float b) const {
+    const bool second = (lane & kDistance) != 0;
+    return (second ? b : a) + __shfl_xor_sync(~0u, second ? a : b, kDistance);
+  }
+
+  /// An earlier query sees fewer keys.
+  __device__ __forceinline__ void store(int query, float logit) {
+    const int column = tile.first_key + key_of_lane;
+    const bool is_seen = column < min(tile.length - (kQueries - 1 - query), params.room);
+    if (is_seen || (!params.shape.keep_outside && column < static_cast<int>(params.shape.columns))) {
+      store_logit(params, tile.first_row + query, column, is_seen ? logit : -INFINITY);
+    }
+  }
+
+  Storage<Config>& storage;
+  const Params& params;
+  const int lane, key_of_lane;  ///< within a stage: the key of the logits that the lane stores
+  const int box_of_lane;        ///< and its box
+  PipelineState<Config::kQueryStages> q_at;
+  PipelineState<Config::kKeyStages> k_at;  ///< the warpgroup's own stages
+  KeyTile tile;
+  float products[Config::kColumns / 2];
+  float2 weights[kWeights];  ///< of the lane's columns, negative
+};
+
+}  // namespace fovea::gpu::sm90::indexer::decode
