@@ -76,6 +76,11 @@ void add_shares(Add&& add) {
   std::vector<std::int32_t> lengths(601);
   for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int32_t>(i * 37 % 70);
   add("long", "paged-601-sequences", {.rows = 601, .heads = 3, .kv_len = lengths, .page = 8}, Tier::full);
+  add("long", "paged-601-two-each", {.rows = 1202, .heads = 3, .kv_len = lengths, .page = 8}, Tier::full);
+  // More sequences than a warp sums costs of.
+  lengths.resize(4200);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int32_t>(i * 37 % 70);
+  add("long", "paged-4200-sequences", {.rows = 4200, .heads = 1, .kv_len = lengths, .page = 8}, Tier::full);
   // Ranges of a group that differ by a few columns: stages that all of its queries see, and those beside them.
   const std::vector<Columns> near{{0, 300}, {5, 301}, {128, 520}, {0, 257}, {100, 256}, {3, 640}, {0, 384}, {127, 290}, {64, 700}};
   const std::vector<Columns> none_first{{5, 5}, {9, 2}, {7, 7}, {3, 3}, {0, 0}, {8, 8}, {1, 1}, {6, 5}, {0, 200}, {90, 130}, {0, 140}};
@@ -138,6 +143,8 @@ inline std::vector<IndexCase> index_cases() {
   add("values", "nan-paged", {.rows = 4, .heads = 64, .kv_len = {70, 130}, .nan = true});
   add("paged", "page16", {.rows = 4, .heads = 64, .kv_len = {70, 300}, .page = 16});
   add("paged", "page24", {.rows = 4, .heads = 33, .kv_len = {70, 421}, .page = 24, .nan = true});
+  add("paged", "two-each-page8", {.rows = 6, .heads = 64, .kv_len = {1, 900, 130}, .page = 8});
+  add("paged", "two-each-page24", {.rows = 6, .heads = 33, .kv_len = {257, 2, 600}, .page = 24, .nan = true});
   add("paged", "page1", {.rows = 2, .heads = 8, .kv_len = {70, 33}, .page = 1});
   add("paged", "few-columns", {.rows = 2, .heads = 8, .kv_len = {170, 33}, .columns = 100});
   add("paged", "short-table", {.rows = 4, .heads = 8, .kv_len = {200, 1000}, .columns = 400, .blocks = 2});

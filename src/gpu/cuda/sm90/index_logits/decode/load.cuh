@@ -4,8 +4,8 @@
 
 #include "gpu/cuda/common/copy_async.cuh"
 #include "gpu/cuda/sm90/barrier.cuh"
+#include "gpu/cuda/sm90/index_logits/decode/scheduler.cuh"
 #include "gpu/cuda/sm90/index_logits/decode/storage.cuh"
-#include "gpu/cuda/sm90/index_logits/decode/walk.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::indexer::decode {
@@ -15,10 +15,10 @@ template <class Config>
 __device__ __forceinline__ void load_queries(Storage<Config>& storage, const Params& params) {
   const int lane = lane_index();
   PipelineState<Config::kQueryStages> at;
-  Walk<Config> walk(params);
+  TileScheduler<Config> work(params);
   __syncthreads();
-  for (; walk.valid(); walk.next(), at.advance()) {
-    const int row = walk.sequence * Config::kQueries;
+  for (; work.valid(); work.next(), at.advance()) {
+    const int row = work.sequence * Config::kQueries;
     const std::uint32_t full = shared_address(&storage.q_full[at.stage]);
     barrier_wait(shared_address(&storage.q_empty[at.stage]), at.parity ^ 1);
     if (lane == 0) {
@@ -48,15 +48,15 @@ class KeyLoader {
         lane(lane_index()),
         box_bits(box_bits_of(params_)),
         boxes(Config::kKeys >> box_bits),
-        walk(params_) {
+        work(params_) {
     at.stage = producer;
     next = place(0);
   }
 
   __device__ __forceinline__ void run() {
     const int batch = 1 << (box_bits - 1);  // own stages: 32 boxes
-    while (walk.valid()) {
-      const int count = detail::round_up(walk.to - walk.from, Config::kWarpgroups) / kProducers;
+    while (work.valid()) {
+      const int count = detail::round_up(work.to - work.from, Config::kWarpgroups) / kProducers;
 #pragma unroll 1
       for (int begin = 0; begin < count; begin += batch) {
         const int2 own = next;
@@ -66,12 +66,12 @@ class KeyLoader {
 #pragma unroll 1
         for (int i = begin; i < last; ++i) load(i, count, own, (i - begin) * boxes, absent);
       }
-      walk.next();
+      work.next();
       next = place(0);
     }
 #pragma unroll 1
     for (int i = 0; i < Config::kWarpgroups / kProducers; ++i) {
-      begin_stage({.marks = KeyTile::kStop}, 0);
+      producer_acquire({.marks = KeyTile::kStop}, 0);
       next_stage();
     }
   }
@@ -81,30 +81,30 @@ class KeyLoader {
 
   /// The block and the token in it of the lane's box, in a batch of own stages. Boxes that no query sees have no block.
   __device__ __forceinline__ int2 place(int first) const {
-    const int stage = walk.from + producer + kProducers * (first + (lane >> (6 - box_bits)));
+    const int stage = work.from + producer + kProducers * (first + (lane >> (6 - box_bits)));
     const int column = stage * Config::kKeys + ((lane & (boxes - 1)) << box_bits);
-    if (column >= min(walk.length, params.room)) return {-1, 0};
+    if (column >= min(work.length, params.room)) return {-1, 0};
     const int block = params.page.quotient(column);
-    const int number = params.args.block_table[walk.sequence * params.shape.table_stride + block];
+    const int number = params.args.block_table[work.sequence * params.shape.table_stride + block];
     return {number < params.shape.blocks ? max(number, -1) : -1, column - block * params.page.divisor};
   }
 
   /// `first_lane`: has the stage's first box. `absent`: a bit for each lane's box without a block.
   __device__ __forceinline__ void load(int i, int count, int2 own, int first_lane, unsigned absent) {
-    const int stage = walk.from + producer + kProducers * i;
-    const bool none = stage >= walk.to;
-    const int marks = (stage < walk.from + Config::kWarpgroups ? KeyTile::kBegins : 0) |
-                      (stage >= walk.from + kProducers * count - Config::kWarpgroups ? KeyTile::kEnds : 0) | (none ? KeyTile::kNone : 0);
+    const int stage = work.from + producer + kProducers * i;
+    const bool none = stage >= work.to;
+    const int marks = (stage < work.from + Config::kWarpgroups ? KeyTile::kBegins : 0) |
+                      (stage >= work.from + kProducers * count - Config::kWarpgroups ? KeyTile::kEnds : 0) | (none ? KeyTile::kNone : 0);
     absent >>= first_lane;
     const int scales = __popc(~absent & ((1u << boxes) - 1)) << box_bits, box = lane - first_lane;
-    begin_stage({walk.sequence * Config::kQueries, stage * Config::kKeys, walk.length, static_cast<std::uint8_t>(absent),
-                 static_cast<std::uint8_t>(marks)},
-                none ? 0 : Config::kKeyBytes + scales * 4);
+    producer_acquire({work.sequence * Config::kQueries, stage * Config::kKeys, work.length, static_cast<std::uint8_t>(absent),
+                      static_cast<std::uint8_t>(marks)},
+                     none ? 0 : Config::kKeyBytes + scales * 4);
     if (!none && box >= 0 && box < boxes) copy(own, box);
     next_stage();
   }
 
-  __device__ __forceinline__ void begin_stage(const KeyTile& tile, int bytes) {
+  __device__ __forceinline__ void producer_acquire(const KeyTile& tile, int bytes) {
     barrier_wait(shared_address(&storage.k_empty[at.stage]), at.parity ^ 1);
     if (lane == 0) {
       storage.tiles[at.stage] = tile;
@@ -129,7 +129,7 @@ class KeyLoader {
   Storage<Config>& storage;
   const Params& params;
   const int producer, lane, box_bits, boxes;  ///< of a stage
-  Walk<Config> walk;
+  TileScheduler<Config> work;
   int2 next;  ///< place of the lane's box in the next batch
   PipelineState<Config::kKeyStages> at;
 };

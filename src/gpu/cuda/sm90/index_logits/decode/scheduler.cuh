@@ -22,7 +22,8 @@ __device__ __forceinline__ Share share_of_cta(const Params& params) {
   const int groups = params.groups, slice = (groups + 31) / 32;
   const int first = min(lane_index() * slice, groups), last = min(first + slice, groups);
   const auto cost_of = [&](int sequence) {
-    return detail::cost_of_group(stages_of_length<Config>(params, max(params.args.kv_len[sequence], 0)), 1);
+    return detail::cost_of_group(stages_of_length<Config>(params, max(params.args.kv_len[sequence], 0)),
+                                 Config::stage_cost(Config::kQueries));
   };
   int own = 0;
 #pragma unroll 4
@@ -42,9 +43,9 @@ __device__ __forceinline__ Share share_of_cta(const Params& params) {
 
 /// The sequences of a CTA's share, each with those of its stages that are in the share.
 template <class Config>
-class Walk {
+class TileScheduler {
  public:
-  __device__ __forceinline__ explicit Walk(const Params& params_)
+  __device__ __forceinline__ explicit TileScheduler(const Params& params_)
       : params(params_), share(share_of_cta<Config>(params_)), at(share.at), next_sequence(share.group) {
     next();
   }
@@ -56,9 +57,9 @@ class Walk {
       sequence = next_sequence++;
       length = max(params.args.kv_len[sequence], 0);
       const int stages = stages_of_length<Config>(params, length);
-      from = detail::stages_before(share.begin, at, stages, 1);
-      to = detail::stages_before(share.end, at, stages, 1);
-      at += detail::cost_of_group(stages, 1);
+      from = detail::stages_before(share.begin, at, stages, kStageCost);
+      to = detail::stages_before(share.end, at, stages, kStageCost);
+      at += detail::cost_of_group(stages, kStageCost);
     }
   }
 
@@ -66,6 +67,8 @@ class Walk {
   int from = 0, to = 0;  ///< stages: the first, and behind the last
 
  private:
+  static constexpr int kStageCost = Config::stage_cost(Config::kQueries);
+
   const Params& params;
   Share share;
   int at, next_sequence;
