@@ -9,30 +9,34 @@
 
 namespace fovea::gpu::sm90::indexer::decode {
 
-/// Producers find their shares while others make barriers. Math warps touch no memory of other kernels before keys arrive.
+/// Warps that load find their share while another one makes barriers. Math warps touch no memory of other kernels before keys arrive.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+  Share share{};
+  if (warp <= Config::kProducers) {
+    if (warp == Config::kProducers) prefetch_tensor_map(&params.k);
+    grid_dependency_wait();
+    share = share_of_cta<Config>(params);
+  } else if (warp == 4) {
+    storage.init();
+  }
+  const TileScheduler<Config> work(params, share);
+  __syncthreads();
   if (warp < 4) {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
-    if (warp == 2) prefetch_tensor_map(&params.k);
-    grid_dependency_wait();
     if (warp < Config::kProducers) {
-      KeyLoader<Config> keys(storage, params, warp);
-      __syncthreads();
-      keys.run();
-    } else if (warp == 2) {
-      load_queries(storage, params);
+      KeyLoader<Config>(storage, params, warp, work).run();
+    } else if (warp == Config::kProducers) {
+      load_queries<Config>(storage, params, work);
     } else {
-      __syncthreads();
+      grid_dependency_wait();
       store_outside_of_groups<Config>(params);
     }
   } else {
-    if (warp == 4) storage.init();
     warpgroup_reg_alloc<Config::kMathRegisters>();
-    __syncthreads();
     Math<Config>(storage, params, warp / 4 - 1).run();
   }
 }

@@ -10,13 +10,11 @@
 
 namespace fovea::gpu::sm90::indexer::decode {
 
-/// Queries and their weights, by a warp. It meets the CTA's barrier once it knows its share.
+/// Queries and their weights, by a warp.
 template <class Config>
-__device__ __forceinline__ void load_queries(Storage<Config>& storage, const Params& params) {
+__device__ __forceinline__ void load_queries(Storage<Config>& storage, const Params& params, TileScheduler<Config> work) {
   const int lane = lane_index();
   PipelineState<Config::kQueryStages> at;
-  TileScheduler<Config> work(params);
-  __syncthreads();
   for (; work.valid(); work.next(), at.advance()) {
     const int row = work.sequence * Config::kQueries;
     const std::uint32_t full = shared_address(&storage.q_full[at.stage]);
@@ -41,14 +39,14 @@ __device__ __forceinline__ void load_queries(Storage<Config>& storage, const Par
 template <class Config>
 class KeyLoader {
  public:
-  __device__ __forceinline__ KeyLoader(Storage<Config>& storage_, const Params& params_, int producer_)
+  __device__ __forceinline__ KeyLoader(Storage<Config>& storage_, const Params& params_, int producer_, const TileScheduler<Config>& work_)
       : storage(storage_),
         params(params_),
         producer(producer_),
         lane(lane_index()),
         box_bits(box_bits_of(params_)),
         boxes(Config::kKeys >> box_bits),
-        work(params_) {
+        work(work_) {
     at.stage = producer;
     next = place(0);
   }

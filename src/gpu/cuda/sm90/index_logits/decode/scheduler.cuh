@@ -45,8 +45,8 @@ __device__ __forceinline__ Share share_of_cta(const Params& params) {
 template <class Config>
 class TileScheduler {
  public:
-  __device__ __forceinline__ explicit TileScheduler(const Params& params_)
-      : params(params_), share(share_of_cta<Config>(params_)), at(share.at), next_sequence(share.group) {
+  __device__ __forceinline__ TileScheduler(const Params& params_, Share share_)
+      : params(params_), share(share_), at(share.at), next_sequence(share.group) {
     next();
   }
 
