@@ -2,24 +2,10 @@
 /// The producer's warps: keys, queries with their weights, and what rows do not see.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include "gpu/cuda/sm90/index_logits/storage.cuh"
 #include "gpu/cuda/sm90/tma.cuh"
 
 namespace fovea::gpu::sm90::indexer {
-
-/// `at`: elements from the first logit.
-__device__ inline void store_logit_at(const Params& params, std::int64_t at, float logit) {
-  if (params.bf16_out) {
-    static_cast<__nv_bfloat16*>(params.args.out)[at] = __float2bfloat16(logit);
-  } else {
-    static_cast<float*>(params.args.out)[at] = logit;
-  }
-}
-__device__ inline void store_logit(const Params& params, std::int64_t row, int column, float logit) {
-  store_logit_at(params, row * params.shape.out_row + column, logit);
-}
 
 /// Boxes outside of the keys arrive as zeros.
 template <class Config>

@@ -7,7 +7,7 @@
 
 #include "gpu/cuda/common/mma.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/index_logits/load.cuh"
+#include "gpu/cuda/sm90/index_logits/logits.cuh"
 #include "gpu/cuda/sm90/index_logits/storage.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 

@@ -58,19 +58,32 @@ Result<void> launch_kernel(const Params& params, int ordinal, Stream stream) {
 template <int kHeads>
 constexpr Kernel with_resident_keys() {
   using C = Config<kHeads>;
-  return {kHeads, 0, C::kKeys, false, &C::stage_cost, &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
+  return {.heads = kHeads,
+          .queries = 0,
+          .keys = C::kKeys,
+          .aligned_scales = false,
+          .stage_cost = &C::stage_cost,
+          .launch = &launch_kernel<&indexer::index_logits<C>, C, indexer::Storage<C>>};
 }
 template <int kHeads>
 constexpr Kernel with_resident_queries() {
   using C = indexer::resident::Config<kHeads>;
-  return {kHeads, C::kQueries,    C::kKeys,
-          false,  &C::stage_cost, &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
+  return {.heads = kHeads,
+          .queries = C::kQueries,
+          .keys = C::kKeys,
+          .aligned_scales = false,
+          .stage_cost = &C::stage_cost,
+          .launch = &launch_kernel<&indexer::resident::index_logits<C>, C, indexer::resident::Storage<C>>};
 }
 template <int kHeads, int kQueries>
 constexpr Kernel for_decode() {
   using C = indexer::decode::Config<kHeads, kQueries>;
-  return {kHeads, kQueries,       C::kKeys,
-          true,   &C::stage_cost, &launch_kernel<&indexer::decode::index_logits<C>, C, indexer::decode::Storage<C>, true>};
+  return {.heads = kHeads,
+          .queries = kQueries,
+          .keys = C::kKeys,
+          .aligned_scales = true,
+          .stage_cost = &C::stage_cost,
+          .launch = &launch_kernel<&indexer::decode::index_logits<C>, C, indexer::decode::Storage<C>, true>};
 }
 
 /// Takes any call.

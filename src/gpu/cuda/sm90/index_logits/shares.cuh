@@ -62,6 +62,11 @@ struct Share {
   int group, at, begin, end;
 };
 
+/// Where the share of a CTA begins on a line of this length; behind the last CTA, its end.
+__device__ inline int begin_of_share(const Params& params, int total, unsigned cta) {
+  return cta < gridDim.x ? static_cast<int>(__umulhi(total, cta * params.share)) : total;
+}
+
 template <class Config>
 using CostScan = cub::BlockScan<int, Config::kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
@@ -73,8 +78,7 @@ __device__ void find_share(Storage& storage, const Params& params) {
   int own = 0, at = 0, total = 0;
   for (int index = first; index < last; ++index) own += cost_at<Config>(params, index);
   CostScan<Config>(storage.sums).ExclusiveSum(own, at, total);
-  const auto place = [&](unsigned cta) { return cta < gridDim.x ? static_cast<int>(__umulhi(total, cta * params.share)) : total; };
-  const int begin = place(blockIdx.x), end = place(blockIdx.x + 1);
+  const int begin = begin_of_share(params, total, blockIdx.x), end = begin_of_share(params, total, blockIdx.x + 1);
   if (total == 0 && threadIdx.x == 0) storage.share = {};
   if (begin < at || begin >= at + own) return;
   int index = first;

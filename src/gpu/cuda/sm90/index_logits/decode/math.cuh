@@ -4,9 +4,9 @@
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/index_logits/decode/storage.cuh"
-#include "gpu/cuda/sm90/index_logits/load.cuh"
-#include "gpu/cuda/sm90/wgmma.cuh"
+#include "gpu/cuda/sm90/index_logits/logits.cuh"
 
 namespace fovea::gpu::sm90::indexer::decode {
 
@@ -71,7 +71,7 @@ class Math {
 #pragma unroll
     for (int query = 0; query < kQueries; ++query) of_query[query] = sum(query);
     if constexpr (kQueries == 2) {
-      store(lane / 2 % 2, exchanged<2>(of_query[0], of_query[1]) * scale);
+      store(lane / 2 % 2, exchanged<2>(lane, of_query[0], of_query[1]) * scale);
     } else {
       const float logit = (of_query[0] + __shfl_xor_sync(~0u, of_query[0], 2)) * scale;
       if (lane / 2 % 2 == 0) store(0, logit);
@@ -79,16 +79,9 @@ class Math {
   }
 
   __device__ __forceinline__ void multiply() {
-    const std::uint64_t a = smem_descriptor(shared_address(storage.k[k_at.stage]), 16, kGroupBytes);
-    const std::uint64_t b = smem_descriptor(shared_address(storage.q[q_at.stage]), 16, kGroupBytes);
-    fence_operand(products);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kDim / 32; ++step) {
-      Wgmma<__nv_fp8_e4m3, Config::kColumns>::template ss<Major::k>(products, advance_descriptor(a, step * 32),
-                                                                    advance_descriptor(b, step * 32), step > 0);
-    }
-    wgmma_commit();
+    const SlicedTile keys{shared_address(storage.k[k_at.stage]), Config::kKeyBytes};
+    const SlicedTile heads{shared_address(storage.q[q_at.stage]), Config::kQueryBytes};
+    gemm_ss<__nv_fp8_e4m3, kDim, Config::kColumns>(products, keys, heads);
   }
 
   /// Over the heads of two lanes, of one of the lane's two keys. max(0, x) w is min(-x, 0) (-w). NaN stays.
@@ -102,14 +95,7 @@ class Math {
         sums[e / 2][e % 2] += Warp::min_or_nan(-products[4 * (query * kHeadTiles + i) + e], 0.0f) * (e % 2 == 0 ? weight.x : weight.y);
       }
     }
-    return exchanged<1>(sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]);
-  }
-
-  /// The sum of a over this lane and the one at a distance if the lane is the first of them, else that of b.
-  template <int kDistance>
-  __device__ __forceinline__ float exchanged(float a, float b) const {
-    const bool second = (lane & kDistance) != 0;
-    return (second ? b : a) + __shfl_xor_sync(~0u, second ? a : b, kDistance);
+    return exchanged<1>(lane, sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]);
   }
 
   /// An earlier query sees fewer keys.

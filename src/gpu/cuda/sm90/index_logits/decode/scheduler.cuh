@@ -16,7 +16,7 @@ __device__ __forceinline__ int stages_of_length(const Params& params, int length
   return (min(length, params.room) + Config::kKeys - 1) / Config::kKeys;
 }
 
-/// By a warp, whose lanes sum costs of equal numbers of sequences. No other warp waits for it.
+/// By a warp, whose lanes sum the costs of equal numbers of sequences.
 template <class Config>
 __device__ __forceinline__ Share share_of_cta(const Params& params) {
   const int groups = params.groups, slice = (groups + 31) / 32;
@@ -29,8 +29,7 @@ __device__ __forceinline__ Share share_of_cta(const Params& params) {
 #pragma unroll 4
   for (int sequence = first; sequence < last; ++sequence) own += cost_of(sequence);
   const int behind = Warp::inclusive_sum(own), total = __shfl_sync(~0u, behind, 31);
-  const auto place = [&](unsigned cta) { return cta < gridDim.x ? static_cast<int>(__umulhi(total, cta * params.share)) : total; };
-  const int begin = place(blockIdx.x), end = place(blockIdx.x + 1);
+  const int begin = begin_of_share(params, total, blockIdx.x), end = begin_of_share(params, total, blockIdx.x + 1);
   int at = behind - own, sequence = first;
   const bool holds = begin >= at && begin < behind;
   if (holds && slice > 1) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/cuda/sm90/index_logits/load.cuh"
+#include "gpu/cuda/sm90/index_logits/logits.cuh"
 #include "gpu/cuda/sm90/index_logits/resident/storage.cuh"
 #include "gpu/cuda/sm90/wgmma.cuh"
 
@@ -114,12 +114,12 @@ class Math {
           sums[e / 2] += Warp::min_or_nan(-product, 0.0f) * -(e % 2 == 0 ? weight.x : weight.y);
         }
       }
-      of_query[query] = exchanged<1>(sums[0], sums[1]);
+      of_query[query] = exchanged<1>(lane, sums[0], sums[1]);
     }
     const bool whole = first_key >= tile.whole.x && first_key + Config::kKeys <= tile.whole.y;
 #pragma unroll
     for (int query = 0; query < kQueries; query += 2) {
-      const float logit = exchanged<2>(of_query[query], of_query[query + 1]) * scale;
+      const float logit = exchanged<2>(lane, of_query[query], of_query[query + 1]) * scale;
       if (whole) {
         store(query, logit);
       } else {
@@ -127,13 +127,6 @@ class Math {
       }
     }
   }
-  /// The sum of a over this lane and the one at a distance if the lane is the first of them, else that of b.
-  template <int kDistance>
-  __device__ __forceinline__ float exchanged(float a, float b) const {
-    const bool second = (lane & kDistance) != 0;
-    return (second ? b : a) + __shfl_xor_sync(~0u, second ? a : b, kDistance);
-  }
-
   /// `query`: behind first_query().
   __device__ __forceinline__ void store(int query, float logit) { store_logit_at(params, out + query * params.shape.out_row, logit); }
   __device__ __forceinline__ void store_if_seen(int query, float logit) {
