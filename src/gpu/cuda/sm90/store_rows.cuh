@@ -37,6 +37,8 @@ __device__ __forceinline__ void transpose_in_row(std::uint32_t (&x)[4], int part
 template <class Element, bool kNeighbours = false, int kCount>
 __device__ __forceinline__ void store_row_16_bit(Element* to, const float (&x)[kCount], int r, float factor, int part, int columns) {
   static_assert(kCount % 16 == 0);
+  Element* at = to + 8 * part;  // columns of a lane are constants from here on
+  const int left = columns - 8 * part;
 #pragma unroll
   for (int begin = 0; begin < kCount; begin += 16) {
     std::uint32_t pairs[4];
@@ -46,8 +48,7 @@ __device__ __forceinline__ void store_row_16_bit(Element* to, const float (&x)[k
       pairs[group] = pack<Element>(x[i] * factor, x[i + 1] * factor);
     }
     if constexpr (!kNeighbours) transpose_in_row(pairs, part);
-    const int column = 2 * begin + 8 * part;
-    store_global_if(column < columns, to + column, pairs);
+    store_global_if(2 * begin < left, at + 2 * begin, pairs);
   }
 }
 

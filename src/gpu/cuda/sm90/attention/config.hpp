@@ -56,8 +56,9 @@ struct TileConfig {
   /// Whether Q K^T of a key tile overlaps P V of the one before, also across work tiles.
   static constexpr bool kOverlap = kTuning.overlap;
   static constexpr bool kRowsInTurn = !kOverlap && kTuning.warpgroups == 3;  // dense::rows_of_warpgroup()
-  static constexpr bool kTickets = false;                                    // work tiles may be drawn, by dense::Tickets
-  static constexpr bool kShortFirst = false;                                 // of query tiles, under a causal mask
+  static constexpr bool kStagedResults = stages_results(kTuning, sizeof(Element) == 2);
+  static constexpr bool kTickets = false;     // work tiles may be drawn, by dense::Tickets
+  static constexpr bool kShortFirst = false;  // of query tiles, under a causal mask
   static_assert(kKeyTile % kMmaK == 0 && kHeadDimQk % kMmaK == 0 && kHeadDimV % 16 == 0);
   static_assert(k8BitValues || kRawStages == 0);
   static_assert(kCluster == 1 || (!k8BitValues && kKeyBox % 8 == 0));  // a swizzle atom has 8 rows

@@ -29,6 +29,7 @@ __device__ __forceinline__ void take_roles(const typename Config::Params& params
   if (threadIdx.x == 0) {
     storage.init_barriers();
     for (const ClippedRows* rows : {&params.q, &params.k, &params.v}) prefetch_tensor_map(&rows->map);
+    if constexpr (Config::kStagedResults) prefetch_tensor_map(&params.out.map);
   }
   sync<Config>();
   grid_dependency_wait();

@@ -5,10 +5,12 @@
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/warp.cuh"
+#include "gpu/cuda/sm90/clipped_rows.cuh"
 #include "gpu/cuda/sm90/dense/alibi.cuh"
 #include "gpu/cuda/sm90/dense/e4m3_softmax.cuh"
 #include "gpu/cuda/sm90/dense/exact_row.cuh"
 #include "gpu/cuda/sm90/dense/storage.cuh"
+#include "gpu/cuda/sm90/gemm.cuh"
 #include "gpu/cuda/sm90/store_rows.cuh"
 #include "gpu/cuda/sm90/thread.cuh"
 
@@ -32,18 +34,23 @@ class Epilogue {
 
   using Params = typename Config::Params;
 
+  /// Rows that are not finite, of this warp, and whether any warp of the warpgroup has staged such rows.
+  struct Unfinished : RowPair {
+    bool staged = false;
+  };
+
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
       : params(params_), storage(storage_), warpgroup(warpgroup_), part(warpgroup_) {}
 
   /// Stores the results of a work tile and returns it to the scheduler. `out` is relative to
   /// 2^softmax.base().
-  __device__ __forceinline__ void operator()(int work_slot, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
-    finish(work_slot, store(work_slot, softmax, out, scale), scale);
+  __device__ __forceinline__ void operator()(WorkSlots slots, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+    finish(slots, store(slots, softmax, out, scale), scale);
   }
   /// The first part, which may overlap MMAs of the next work tile. Returns the rows for the second.
-  __device__ __forceinline__ RowPair store(int work_slot, Softmax softmax, const float (&out)[kOut], ScoreScale scale) {
-    const WorkTile& work = storage.work_tiles[work_slot];
-    part = rows_of_warpgroup<Config>(warpgroup, work_slot);
+  __device__ __forceinline__ Unfinished store(WorkSlots slots, Softmax softmax, const float (&out)[kOut], ScoreScale scale) {
+    const WorkTile& work = storage.work_tiles[slots.work];
+    part = rows_of_warpgroup<Config>(warpgroup, slots.work);
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
@@ -51,15 +58,17 @@ class Epilogue {
     // Masked keys, or a sink that hides all keys, give values the weight 0, and 0 times NaN is NaN.
     const bool hides = kListed<Config> || kMasked<Config> || work.full_first > work.first || work.full_last < work.last;
     const bool may_be_nan = hides || params.sink != nullptr;
-    if (stores_f32()) {
-      store_f32(work, out, factor);
-    } else {
-      store_16_bit<typename Config::Result>(work, out, factor);
-    }
-    RowPair rows{};
+    Unfinished rows{};
     if (may_be_nan) {
       const auto weight = [&](int r) { return factor[r] * softmax.sum[r] * (Config::k8Bit ? kOne / softmax.top(r, scale.log2) : 1); };
-      rows = RowPair{{not_finite(out, 0), not_finite(out, 1)}, {weight(0), weight(1)}};
+      rows = {{{not_finite(out, 0), not_finite(out, 1)}, {weight(0), weight(1)}}};
+    }
+    if (stores_f32()) {
+      store_f32(work, out, factor);
+    } else if constexpr (Config::kStagedResults) {
+      rows.staged = store_staged(work, slots, out, factor, any(rows));
+    } else {
+      store_16_bit<typename Config::Result>(work, out, factor);
     }
     const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
@@ -67,18 +76,25 @@ class Epilogue {
     return rows;
   }
   /// The second part. Its call serialises MMAs that are in flight.
-  __device__ __forceinline__ void finish(int work_slot, const RowPair& rows, ScoreScale scale) {
-    if ((rows.lanes[0] | rows.lanes[1]) != 0) recompute_rows(storage.work_tiles[work_slot], rows, scale);
-    release(work_slot);
+  __device__ __forceinline__ void finish(WorkSlots slots, const Unfinished& rows, ScoreScale scale) {
+    if (Config::kStagedResults && rows.staged) await_stores();
+    if (any(rows)) recompute_rows(storage.work_tiles[slots.work], rows, scale);
+    release(slots);
   }
 
  protected:
   /// Returns the work tile to the scheduler. From a barrier, unlike __syncwarp(), ptxas learns that warps
   /// have converged after a call: else it keeps the stages of the key loop in vector registers.
-  __device__ __forceinline__ void release(int work_slot) const {
+  __device__ __forceinline__ void release(WorkSlots slots) const {
+    if (Config::kStagedResults && is_first()) tma_store_wait_read();
     named_sync(kWarpgroup + warpgroup, 128);
-    if (thread_index() % 128 == 0) barrier_arrive(shared_address(&storage.work_empty[work_slot]));
+    if (!is_first()) return;
+    barrier_arrive(shared_address(&storage.work_empty[slots.work]));
+    if constexpr (Config::kStagedResults) barrier_arrive(shared_address(&storage.q_empty[slots.queries]));
   }
+  /// Whether this thread is the first of the warpgroup, which issues its bulk copies.
+  static __device__ __forceinline__ bool is_first() { return thread_index() % 128 == 0; }
+  static __device__ __forceinline__ bool any(const RowPair& rows) { return (rows.lanes[0] | rows.lanes[1]) != 0; }
 
   /// Place of the lane's r-th row.
   __device__ RowPlace place(const WorkTile& work, int r) const { return work.place(tile_row(part, r), params.packed_shift); }
@@ -126,6 +142,26 @@ class Epilogue {
       const int columns = at.token < work.seq_q ? params.head_dim_v : 0;
       store_row_16_bit<Result, kNeighbours>(row_of_results<Result>(work, at), out, r, factor[r], lane_index() % 4, columns);
     }
+  }
+
+  /// Stores the warpgroup's rows by TMA, through the slot of its queries. Returns whether a warp votes.
+  __device__ __forceinline__ bool store_staged(const WorkTile& work, WorkSlots slots, const float (&out)[kOut], const float (&factor)[2],
+                                               bool vote) const {
+    const std::uint32_t at = shared_address(storage.q[slots.queries]);
+    named_sync(kWarpgroup + warpgroup, 128);  // the MMAs of all warps have read the queries
+    stage_rows<typename Config::Result, Config::kHeadDimV>(out, factor, {at, Config::kQuerySliceBytes});
+    fence_shared_for_async();
+    const bool voted = named_any(kWarpgroup + warpgroup, 128, vote);
+    if (!is_first()) return voted;
+    const int tokens = kWarpgroupRows >> params.packed_shift, token = work.token + part * tokens;
+    const int valid = min(tokens, work.seq_q - token);
+    store_clipped<Config::kSlicesV>(at, Config::kQuerySliceBytes, params.out, {work.batch, work.head, work.q_begin + token, valid});
+    return voted;
+  }
+  /// Waits until the rows are in global memory: those that are computed again are stored behind them.
+  __device__ __noinline__ void await_stores() const {
+    if (is_first()) tma_store_wait();
+    named_sync(kWarpgroup + warpgroup, 128);
   }
 
   /// lanes_not_finite(). Sums of e4m3 values are below 2^50, so two of them share a multiply-add.

@@ -22,14 +22,15 @@ __device__ __forceinline__ int columns_before(int end, int columns) {
   return bound / 8 * 2 + min(bound % 8, 2);
 }
 
-/// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first.
-template <int kCount>
-__device__ __forceinline__ void mask_row_by_bits(float (&scores)[kCount], int r, int begin, int end) {
-  static_assert(kCount == 64);
+/// Hides scores of the lane's row r outside columns [begin, end), which count from the lane's first. It takes half the instructions of
+/// mask_row().
+template <class Score, int kCount>
+__device__ __forceinline__ void mask_row_by_bits(Score (&scores)[kCount], int r, int begin, int end) {
+  static_assert(kCount <= 64);  // a row has half of them
   const std::uint32_t seen = lowest_bits(columns_before(end, 2 * kCount)) & ~lowest_bits(columns_before(begin, 2 * kCount));
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (row_of(i) == r && (seen >> (i / 4 * 2 + i % 2) & 1) == 0) scores[i] = kHidden<float>;
+    if (row_of(i) == r && (seen >> (i / 4 * 2 + i % 2) & 1) == 0) scores[i] = kHidden<Score>;
   }
 }
 

@@ -71,7 +71,7 @@ class Math {
   /// Ends a work tile and begins the next one, whose first Q K^T overlaps the last P V and the stores.
   /// Returns false when there is none.
   __device__ __forceinline__ bool change_work(Epilogue& epilogue) {
-    const int ended_at = work_at.stage;
+    const WorkSlots ended = slots();
     scheduler_barrier_sync();
     issue_values();
     advance_work();
@@ -80,10 +80,10 @@ class Math {
     scheduler_barrier_arrive();
     wgmma_wait<1>();
     finish_values();
-    const RowPair rows = epilogue.store(ended_at, softmax, out, scale());
+    const auto rows = epilogue.store(ended, softmax, out, scale());
     begin_rows();
     wgmma_wait<0>();
-    epilogue.finish(ended_at, rows, scale());
+    epilogue.finish(ended, rows, scale());
     scores_to_probabilities();
     round_to<ValueElement>(probabilities, scores);
     return more;
@@ -123,7 +123,7 @@ class Math {
         finish_values();
       }
     }
-    epilogue(work_at.stage, softmax, out, scale());
+    epilogue(slots(), softmax, out, scale());
     for (; tile >= first_of_work; --tile) skip_tile();
     advance_work();
   }
@@ -170,10 +170,13 @@ class Math {
     work_at.advance();
   }
   __device__ __forceinline__ int query_slot() const { return position.stage * Config::kTuning.warpgroups + warpgroup; }
+  __device__ __forceinline__ WorkSlots slots() const { return {work_at.stage, query_slot()}; }
   /// Number of this warpgroup's 64 rows in the query tile.
   __device__ __forceinline__ int part() const { return rows_of_warpgroup<Config>(warpgroup, work_at.stage); }
-  /// Returns the slot of the queries to the producer, once the last scores of the work tile are complete.
-  __device__ __forceinline__ void release_queries() { release(&storage.q_empty[query_slot()]); }
+  /// Returns the slot of the queries to the producer, once the last scores of the work tile are complete, unless the epilogue needs it.
+  __device__ __forceinline__ void release_queries() {
+    if constexpr (!Config::kStagedResults) release(&storage.q_empty[query_slot()]);
+  }
   /// Waits for the next work tile and its queries. Returns false when there is none.
   __device__ __forceinline__ bool begin_work() {
     barrier_wait(shared_address(&storage.q_full[query_slot()]), position.parity);
@@ -330,11 +333,7 @@ class Math {
       const int token = work.token + (tile_row(part(), r) >> params.packed_shift);
       const int column = key + lane_column(lane_index());
       const WorkTile::Keys seen = work.keys_of(token);
-      if constexpr (Config::kRawStages > 0) {
-        mask_row_by_bits(hidden, r, seen.begin - column, seen.end - column);
-      } else {
-        mask_row(hidden, r, seen.begin - column, seen.end - column);
-      }
+      mask_row_by_bits(hidden, r, seen.begin - column, seen.end - column);
     }
   }
 

@@ -28,6 +28,11 @@ __device__ constexpr int rows_of_warpgroup(int warpgroup, int work_slot) {
   }
 }
 
+/// Slots of a work tile: in the ring of work tiles, and of a warpgroup's queries.
+struct WorkSlots {
+  int work, queries;
+};
+
 /// Whether lists name the key tiles of a work tile (gpu/cuda/common/block_lists.cuh): its key tiles are then
 /// places in the lists.
 template <class Config>
@@ -94,8 +99,8 @@ struct Storage : FirstDataOf<Config>::Type {
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait. With RawValues, a lane
   // of each transposing warp arrives instead (v).
-  // empty: a lane of each consumer warp arrives (q: of one warpgroup; k, v: of all CTAs of the cluster); a
-  // producer waits.
+  // empty: a lane of each consumer warp arrives (q: of one warpgroup, or one thread with staged results; k, v: of all CTAs of the
+  // cluster); a producer waits.
   std::uint64_t q_full[kQuerySlots], q_empty[kQuerySlots];
   std::uint64_t k_full[Config::kKeyStages], k_empty[Config::kKeyStages];
   std::uint64_t v_full[Config::kValueStages], v_empty[Config::kValueStages];
@@ -106,7 +111,7 @@ struct Storage : FirstDataOf<Config>::Type {
     barriers_init(work_full, 1);
     barriers_init(work_empty, kWarpgroups);
     barriers_init(q_full, 1);
-    barriers_init(q_empty, 4);
+    barriers_init(q_empty, Config::kStagedResults ? 1 : 4);
     barriers_init(k_full, 1);
     barriers_init(v_full, Config::kRawStages > 0 ? kTransposingWarps : 1);
     barriers_init(k_empty, 4 * kWarpgroups * Config::kCluster);

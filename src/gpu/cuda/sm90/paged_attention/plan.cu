@@ -187,6 +187,9 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     if (Result<void> good = encode_rows(params.q, tensors[0], params.packed()); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
+    if (attention::stages_results(tuning_row(), true)) {
+      if (Result<void> good = encode_rows(params.out, tensors[3], params.packed()); !good) return good;
+    }
     if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
     if (Result<void> good = encode_pages(params.v_pages, tensors[2], params.v.data, tuning_row().head_dim_v); !good) return good;
     const Result<CUtensorMap> outside = encode_nan_rows(params.k, problem_.kv_dtype);

@@ -26,9 +26,9 @@ class Epilogue : public dense::Epilogue<Config> {
   using Base::Base;
 
   /// Stores the results of a work tile. `out`: sums of stored values, relative to 2^softmax.base().
-  __device__ __forceinline__ void operator()(int work_slot, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
-    const WorkTile& work = storage.work_tiles[work_slot];
-    part = dense::rows_of_warpgroup<Config>(Base::warpgroup, work_slot);
+  __device__ __forceinline__ void operator()(dense::WorkSlots slots, Softmax softmax, float (&out)[kOut], ScoreScale scale) {
+    const WorkTile& work = storage.work_tiles[slots.work];
+    part = dense::rows_of_warpgroup<Config>(Base::warpgroup, slots.work);
     softmax.reduce_sum();
     float factor[2];
 #pragma unroll
@@ -38,7 +38,7 @@ class Epilogue : public dense::Epilogue<Config> {
       if (keys.begin >= keys.end) softmax.sum[r] = 0;
       factor[r] = softmax.sum[r] == 0 ? 0 : softmax.top(r, scale.log2) / kOne / softmax.sum[r];
     }
-    normalise(Scales(params, work), storage.work_tile_data[work_slot].value, out, factor);
+    normalise(Scales(params, work), storage.work_tile_data[slots.work].value, out, factor);
     if (stores_f32()) {
       store_f32(work, out);
     } else {
@@ -59,7 +59,7 @@ class Epilogue : public dense::Epilogue<Config> {
     const bool second = lane_index() % 2 == 1;  // row whose lse this lane stores
     const float base = second ? softmax.base(1, scale.log2) : softmax.base(0, scale.log2);
     store_lse(work, second, second ? softmax.sum[1] : softmax.sum[0], base);
-    Base::release(work_slot);
+    Base::release(slots);
   }
 
  private:
