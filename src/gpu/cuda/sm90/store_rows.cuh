@@ -37,7 +37,7 @@ __device__ __forceinline__ void transpose_in_row(std::uint32_t (&x)[4], int part
 template <class Element, bool kNeighbours = false, int kCount>
 __device__ __forceinline__ void store_row_16_bit(Element* to, const float (&x)[kCount], int r, float factor, int part, int columns) {
   static_assert(kCount % 16 == 0);
-  Element* at = to + 8 * part;  // columns of a lane are constants from here on
+  Element* at = to + 8 * part;  // offsets behind it are immediates
   const int left = columns - 8 * part;
 #pragma unroll
   for (int begin = 0; begin < kCount; begin += 16) {

@@ -88,7 +88,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
+    if (attention::stages_results(tuning_row(), true)) {
+      if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
+    }
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
     params.lists = block_lists(problem_, args, keys);

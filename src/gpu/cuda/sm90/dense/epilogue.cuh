@@ -34,9 +34,9 @@ class Epilogue {
 
   using Params = typename Config::Params;
 
-  /// Rows that are not finite, of this warp, and whether any warp of the warpgroup has staged such rows.
+  /// Rows of this warp that are not finite, and whether a warp of the warpgroup has some that are staged.
   struct Unfinished : RowPair {
-    bool staged = false;
+    bool any_staged = false;
   };
 
   __device__ Epilogue(const Params& params_, Storage<Config>& storage_, int warpgroup_)
@@ -66,7 +66,7 @@ class Epilogue {
     if (stores_f32()) {
       store_f32(work, out, factor);
     } else if constexpr (Config::kStagedResults) {
-      rows.staged = store_staged(work, slots, out, factor, any(rows));
+      rows.any_staged = store_staged(work, slots, out, factor, any(rows));
     } else {
       store_16_bit<typename Config::Result>(work, out, factor);
     }
@@ -77,7 +77,7 @@ class Epilogue {
   }
   /// The second part. Its call serialises MMAs that are in flight.
   __device__ __forceinline__ void finish(WorkSlots slots, const Unfinished& rows, ScoreScale scale) {
-    if (Config::kStagedResults && rows.staged) await_stores();
+    if (Config::kStagedResults && rows.any_staged) await_stores();
     if (any(rows)) recompute_rows(storage.work_tiles[slots.work], rows, scale);
     release(slots);
   }
@@ -144,7 +144,7 @@ class Epilogue {
     }
   }
 
-  /// Stores the warpgroup's rows by TMA, through the slot of its queries. Returns whether a warp votes.
+  /// Stores the warpgroup's rows by TMA, through the slot of its queries. Returns whether `vote` is true in any warp.
   __device__ __forceinline__ bool store_staged(const WorkTile& work, WorkSlots slots, const float (&out)[kOut], const float (&factor)[2],
                                                bool vote) const {
     const std::uint32_t at = shared_address(storage.q[slots.queries]);

@@ -79,7 +79,7 @@ class Loader {
       if (!work.done || (started && Config::kOverlap))
         load_tile<Config::kSlicesQk, Element>(params.k, at, keys, shared_address(storage.k[keys.stage]), storage.k_full, storage.k_empty);
       if (started) load_values();
-      // The next keys take the stage that the last scores of the work tile before leave, as queries do.
+      // The next keys take the stage that the last scores of the work tile before leave, as queries do that have one slot.
       if (tile == last - 1) load_queries<Config>(params, storage, work, buffer, work_slot);
       started = true;
       values_at = at;
