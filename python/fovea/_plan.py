@@ -91,8 +91,7 @@ class Plan(_Base):
 
     Runs have no gradient and do not follow autocast. Within torch's modes, transforms and traces, and over subclasses of tensors,
     the operator runs in the plan's place, and says what it says there. ``torch.compile`` breaks its graph at a run: compile the
-    function itself. The profiler sees kernels, and no operator. A tensor's storage is checked if the tensor or its address is
-    another one than in the run before.
+    function itself. The profiler sees kernels, and no operator.
     """
 
     implementation: str

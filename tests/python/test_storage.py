@@ -2,6 +2,7 @@
 """A tensor whose storage was resized says more elements than there are. No call reads or writes past the end of a storage."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def test_a_storage_without_its_last_byte(function, make, name, known):
     call[name] = shortened(call[name])
     with pytest.raises(ValueError, match=refusal(name, call[name])):
         function(**call)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_storage_that_was_resized_and_is_back_at_its_address(planned):
+    """The tensor and its address are those of the calls before, and the storage is not."""
+    call = ragged(v=torch.zeros(5, 1 << 22)[:, -128:].view(5, 2, 64))  # large, so that its pages come back
+    function = fovea.plan_attention(**call).run if planned else partial(fovea.attention, **call)
+    v, storage = call["v"], call["v"].untyped_storage()
+    size = storage.nbytes()
+    for _ in range(8):
+        function()
+        address = v.data_ptr()
+        storage.resize_(size + 1)
+        storage.resize_(size - 1)
+        if v.data_ptr() == address:
+            break
+        storage.resize_(size)
+    else:
+        pytest.skip("the storage did not come back to its address")
+    with pytest.raises(ValueError, match=refusal("v", v)):
+        function()
 
 
 def test_a_view_past_the_end_of_its_storage():

@@ -34,10 +34,6 @@ class Known {
     std::vector<std::int64_t> key;
     Ref written;
   };
-  /// The last tensors whose memory was checked.
-  struct Checked {
-    const void *tensor = nullptr, *address = nullptr;
-  };
 
   /// Both add to the key, and are false where the operator itself must look at the argument.
   bool add(char kind, PyObject* value, bool grad_enabled, Call& call);
@@ -48,7 +44,6 @@ class Known {
   binding::RunKnown* function_;
   std::string kinds_;
   Ref defaults_;
-  std::array<Checked, 64> checked_{};
 };
 
 }  // namespace fovea::python

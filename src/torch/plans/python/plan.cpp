@@ -71,11 +71,7 @@ bool Slot::accepts(PyObject* tensor, bool grad_enabled, void*& address) {
   }
   if (reinterpret_cast<std::uintptr_t>(view.data) % alignment != 0) return false;
   if (is_real && (torch().is_negative(tensor) || (grad_enabled && torch().requires_grad(tensor)))) return false;
-  if (tensor != seen || view.data != seen_at) {
-    if (!torch().is_memory(tensor, view)) return false;
-    seen = tensor;
-    seen_at = view.data;
-  }
+  if (!torch().is_memory(tensor, view)) return false;
   address = view.data;
   return true;
 }

@@ -22,8 +22,7 @@ struct Slot {
   std::uintptr_t alignment = 1;
   bool is_present = false;
   bool is_written = false;
-  bool is_real = false;                            ///< may require a gradient
-  const void *seen = nullptr, *seen_at = nullptr;  ///< object and address of the last tensor whose memory was checked
+  bool is_real = false;  ///< may require a gradient
 
   /// Reads (name, description, planned, written, make, like). False with an exception set.
   bool read(PyObject* from);
