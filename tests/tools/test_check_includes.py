@@ -62,6 +62,23 @@ class CheckIncludes(unittest.TestCase):
             "src/op/a.cpp:3: #include op/none.hpp: no such file", self.one("src/op/a.cpp", '\n#include "op/none.hpp"\n')[0]
         )
 
+    def test_instances_include_no_results(self):
+        files = {
+            "include/fovea/result.hpp": "#include <string>\n",
+            "src/gpu/cuda/sm90/a/config.hpp": '#include "fovea/result.hpp"\n',
+            "src/gpu/cuda/sm90/a/kernel.cuh": '#include "gpu/cuda/sm90/a/config.hpp"\n',
+            "src/gpu/cuda/sm90/a/instance.cu.in": '#include "gpu/cuda/sm90/a/kernel.cuh"\n',
+            "src/gpu/cuda/sm90/b/instance.cu.in": "#include <cuda_fp16.h>\n",
+        }
+        self.assertEqual(
+            findings(files, "src/gpu/cuda/sm90/a/instance.cu.in"),
+            [
+                "src/gpu/cuda/sm90/a/instance.cu.in: instances include include/fovea/result.hpp, by way of "
+                "src/gpu/cuda/sm90/a/kernel.cuh, src/gpu/cuda/sm90/a/config.hpp"
+            ],
+        )
+        self.assertEqual(findings(files, "src/gpu/cuda/sm90/b/instance.cu.in"), [])
+
     def test_comments_name_what_is_there(self):
         there = "/// See tensor.hpp, op/common/band.hpp and iree/GPU/Attrs.cpp.\n"
         self.assertEqual(self.one("src/op/a.cpp", there), [])

@@ -14,11 +14,6 @@
 
 namespace fovea::detail {
 
-/// A bias [batch, head, row, key], in elements: 0 along what it is broadcast to.
-struct BiasStrides {
-  std::int64_t batch = 0, head = 0, row = 0, key = 0;
-};
-
 /// The common part of dense and paged attention, once they are validated.
 struct AttentionCore {
   DType q_dtype{}, kv_dtype{}, out_dtype{};
@@ -45,6 +40,8 @@ struct AttentionCore {
 
   /// Whether something is added to the scores.
   constexpr bool has_score_bias() const { return has_alibi_slopes || has_bias; }
+  /// Whether there is a bias or dropout.
+  constexpr bool has_score_terms() const { return has_score_bias() || dropout_p > 0; }
   /// Query heads that share one kv head: head h reads kv head h / group().
   constexpr std::int64_t group() const { return heads / kv_heads; }
 };

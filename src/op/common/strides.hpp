@@ -15,6 +15,11 @@ struct RowStrides {
   std::int64_t head = 0;
 };
 
+/// A bias [batch, head, row, key]: 0 along what it is broadcast to.
+struct BiasStrides {
+  std::int64_t batch = 0, head = 0, row = 0, key = 0;
+};
+
 /// A paged cache [blocks, page, kv_head, dim].
 struct CacheStrides {
   std::int64_t block = 0;

@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps) combine_splits(const __gri
 }
 
 template <bool kProgrammatic>
-Result<void> launch_combine(const Splits& splits, DType dtype, Stream stream) {
+CudaStatus launch_combine(const Splits& splits, DType dtype, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(detail::ceil_div(splits.cells(), kCombineWarps))),
                           .block = dim3(32 * kCombineWarps),
                           .programmatic = kProgrammatic};

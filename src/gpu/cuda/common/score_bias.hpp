@@ -4,14 +4,10 @@
 
 #include <cstdint>
 
-#include "fovea/tensor.hpp"
-#include "op/common/attention_core.hpp"
 #include "op/common/dropout.hpp"
+#include "op/common/strides.hpp"
 
 namespace fovea::gpu {
-
-/// Whether a problem has one of them.
-constexpr bool has_score_terms(const detail::AttentionCore& p) { return p.has_score_bias() || p.dropout_p > 0; }
 
 struct ScoreBiasParams {
   const float* slopes = nullptr;  ///< of ALiBi, or null

@@ -6,7 +6,7 @@
 #include "gpu/cuda/common/gradient/lists.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::gradient {
 
@@ -108,17 +108,17 @@ __global__ void __launch_bounds__(kListThreads) invert_lists(const __grid_consta
 
 /// Makes the lists by key tiles in the workspace, but for their steps. All that reads them comes later in the stream.
 template <class Params>
-Result<void> make_lists(const Params& params, Stream stream) {
+CudaStatus make_lists(const Params& params, Stream stream) {
   const GradientLists& lists = params.lists;
   const auto count = static_cast<unsigned>(lists.count), kv_heads = static_cast<unsigned>(params.batch * params.kv_heads);
   const auto ctas = static_cast<unsigned>((lists.key_tiles + kListThreads / 32 - 1) / (kListThreads / 32));
   if (lists.q_blocks > 0) {
     const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(lists.q_blocks), count), .block = dim3(kListThreads)};
-    if (Result<void> done = launch(&read_lists<Params>, of_queries, stream, params); !done) return done;
+    if (const CudaStatus done = launch(&read_lists<Params>, of_queries, stream, params); !done) return done;
   }
   if (ctas == 0) return {};
   const LaunchShape of_keys{.grid = dim3(ctas, count), .block = dim3(kListThreads)};
-  if (Result<void> done = launch(&invert_lists<Params>, of_keys, stream, params); !done) return done;
+  if (const CudaStatus done = launch(&invert_lists<Params>, of_keys, stream, params); !done) return done;
   return launch(&order_tiles<Params>, {.grid = dim3(kv_heads), .block = dim3(kOrderThreads)}, stream, params);
 }
 
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kListThreads) write_plain_steps(const __grid_c
 
 /// Adds the steps; with an order, after a kernel that has run TileSchedule.
 template <class Params>
-Result<void> make_steps(const Params& params, Stream stream) {
+CudaStatus make_steps(const Params& params, Stream stream) {
   const GradientLists& lists = params.lists;
   if (lists.q_blocks == 0 || lists.key_tiles == 0) return {};
   const int sets = Params::kOrderedDq ? params.batch * params.heads : lists.count;

@@ -11,7 +11,7 @@
 #include "gpu/cuda/common/gradient/lists.cuh"
 #include "gpu/cuda/common/gradient/lists.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::gradient {
 

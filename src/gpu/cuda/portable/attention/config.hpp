@@ -8,7 +8,7 @@
 #include "gpu/cuda/portable/attention/biased/tuning.hpp"
 #include "gpu/cuda/portable/attention/params.hpp"
 #include "gpu/cuda/portable/attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::portable::attention {
 
@@ -46,6 +46,6 @@ struct BiasedConfig : TunedConfig<Element, Tuning(kBiasedTunings[kIndex])> {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::portable::attention

@@ -43,7 +43,7 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
   return {};
 }
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element>
 Launch launch_of(int tuning) {
@@ -85,8 +85,8 @@ class State final : public PlanState<Problem, AttentionArgs> {
       masked_ = masked_index(dqk, dv, shared_bytes);
       tuning_ = row_of_masked(masked_);
     } else {
-      tuning_ = has_score_terms(problem) ? biased_index(dqk, dv, shared_bytes, problem.has_bias, problem.dropout_p > 0)
-                                         : tuning_index(dqk, dv, shared_bytes);
+      tuning_ = problem.has_score_terms() ? biased_index(dqk, dv, shared_bytes, problem.has_bias, problem.dropout_p > 0)
+                                          : tuning_index(dqk, dv, shared_bytes);
     }
     const Tuning& tuning = tuning_row();
     const int packed = listed ? heads_of_listed_tile(problem, tuning.row_tile())
@@ -122,7 +122,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
   const Tuning& tuning_row() const {
     const auto row = static_cast<std::size_t>(tuning_);
     if (problem_.has_block_mask()) return block_attention::kTunings[row];
-    if (has_score_terms(problem_)) return kBiasedTunings[row];
+    if (problem_.has_score_terms()) return kBiasedTunings[row];
     return kTunings[row];
   }
 
@@ -139,7 +139,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const bool f16 = problem_.q_dtype == DType::f16;
     if (problem_.has_block_mask()) return f16 ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_);
     if (problem_.packed_mask) return f16 ? launch_of_masked<__half>(masked_) : launch_of_masked<__nv_bfloat16>(masked_);
-    if (has_score_terms(problem_)) return f16 ? launch_of_biased<__half>(tuning_) : launch_of_biased<__nv_bfloat16>(tuning_);
+    if (problem_.has_score_terms()) return f16 ? launch_of_biased<__half>(tuning_) : launch_of_biased<__nv_bfloat16>(tuning_);
     return f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
   }
 
@@ -181,7 +181,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     fill_splits(params.splits, problem_, args, workspace.data);
     if (problem_.has_block_mask()) params.lists = block_lists(problem_, args, tuning_row().key_tile);
     if (problem_.packed_mask) params.bits = {*problem_.packed_mask, args};
-    if (has_score_terms(problem_)) params.bias = {problem_, args};
+    if (problem_.has_score_terms()) params.bias = {problem_, args};
     return params;
   }
 
@@ -202,11 +202,11 @@ detail::PlanResult<AttentionArgs> plan(const Problem& problem, Device device) {
     }
     if (auto reason = decline_blocks(problem, widest.row_tile(), widest.key_tile)) return *reason;
   }
-  if (has_score_terms(problem) && (problem.packed_mask || problem.has_block_mask())) {
+  if (problem.has_score_terms() && (problem.packed_mask || problem.has_block_mask())) {
     return declined("alibi_slopes, bias or dropout_p", "a value", "none beside a packed or block mask");
   }
   if (wide_attention::takes(problem)) {
-    if (has_score_terms(problem)) return declined("alibi_slopes, bias or dropout_p", "a value", "none at head dims past 256");
+    if (problem.has_score_terms()) return declined("alibi_slopes, bias or dropout_p", "a value", "none at head dims past 256");
     if (problem.packed_mask) return declined("packed_mask", "a mask", "none at head dims past 256");
     return wide_attention::plan(problem, device, kName);
   }

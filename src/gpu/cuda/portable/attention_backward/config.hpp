@@ -9,7 +9,7 @@
 #include "gpu/cuda/common/score_bias.hpp"
 #include "gpu/cuda/portable/attention_backward/biased/tuning.hpp"
 #include "gpu/cuda/portable/attention_backward/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::portable::attention_backward {
@@ -96,31 +96,31 @@ struct Params : GradientParams {
 };
 
 /// Computes RowStats of each query row, and clears the flags of the other kernels.
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream);
 
 /// The kernels of a row of tuning.hpp.
 template <class Element, int kRow>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_differentiate(const Params& params, int ordinal, Stream stream);
 
 /// The same with ALiBi, a bias or dropout, by a row of biased/tuning.hpp.
 template <class Element, int kRow>
-Result<void> launch_biased(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_biased(const Params& params, int ordinal, Stream stream);
 
 template <class Element, int kRow>
-Result<void> launch_biased_fused(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_biased_fused(const Params& params, int ordinal, Stream stream);
 
 /// The gradient of the bias.
 template <class Element, int kRow>
-Result<void> launch_dbias(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_dbias(const Params& params, int ordinal, Stream stream);
 
 /// The fused kernel of a row of tuning.hpp. Sums of dq are cleared before and rounded after it.
 template <class Element, int kRow>
-Result<void> launch_fused(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_fused(const Params& params, int ordinal, Stream stream);
 
 /// With score terms finish adds them too.
-Result<void> launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream);
+CudaStatus launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 /// Recomputes rows that an MMA has made NaN although they see no NaN; the gradient of sinks.
-Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
+CudaStatus launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 }  // namespace fovea::gpu::portable::attention_backward

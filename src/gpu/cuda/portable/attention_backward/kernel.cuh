@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_fused(const
 }
 
 template <class Config>
-Result<void> launch_one(const typename Config::Params& params, int ordinal, Stream stream) {
+CudaStatus launch_one(const typename Config::Params& params, int ordinal, Stream stream) {
   constexpr int kMost = Tuning::kOtherBytes + (Config::kBiased ? Tuning::kBiasedBytes : 0);
   static_assert(sizeof(Work) + sizeof(Storage<Config>::stats) <= kMost);
   static_assert(!Config::kBiased || sizeof(Storage<Config>) <= 99 * 1024);
-  if (Result<void> good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&differentiate<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const int ctas = Config::kRowsAreQueries ? params.row_tiles * params.heads : params.key_tiles * params.kv_heads;
   if (ctas == 0) return {};
   const LaunchShape shape{
@@ -66,38 +66,38 @@ Result<void> launch_one(const typename Config::Params& params, int ordinal, Stre
 }
 
 template <class Element, int kRow>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
-  if (Result<void> done = launch_one<Config<Element, kRow, Gradients::dq>>(params, ordinal, stream); !done) return done;
+CudaStatus launch_differentiate(const Params& params, int ordinal, Stream stream) {
+  if (const CudaStatus done = launch_one<Config<Element, kRow, Gradients::dq>>(params, ordinal, stream); !done) return done;
   if constexpr (kTunings[kRow].keys_at_once) {
     return launch_one<Config<Element, kRow, Gradients::dk_dv>>(params, ordinal, stream);
   } else {
-    if (Result<void> done = launch_one<Config<Element, kRow, Gradients::dk>>(params, ordinal, stream); !done) return done;
+    if (const CudaStatus done = launch_one<Config<Element, kRow, Gradients::dk>>(params, ordinal, stream); !done) return done;
     return launch_one<Config<Element, kRow, Gradients::dv>>(params, ordinal, stream);
   }
 }
 
 template <class Element, int kRow>
-Result<void> launch_biased(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_biased(const Params& params, int ordinal, Stream stream) {
   static_assert(kBiasedTunings[kRow].keys_at_once);
-  if (Result<void> done = launch_one<BiasedConfig<Element, kRow, Gradients::dq>>(params, ordinal, stream); !done) return done;
+  if (const CudaStatus done = launch_one<BiasedConfig<Element, kRow, Gradients::dq>>(params, ordinal, stream); !done) return done;
   return launch_one<BiasedConfig<Element, kRow, Gradients::dk_dv>>(params, ordinal, stream);
 }
 
 /// The fused kernel, between those that clear and round sums of dq.
 template <class Config>
-Result<void> launch_fused_config(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_fused_config(const Params& params, int ordinal, Stream stream) {
   using Element = typename Config::Element;
   using Sums = typename Config::Sums;
   constexpr auto kKernel = &differentiate_fused<Config>;
   constexpr std::size_t kBytes = sizeof(FusedStorage<Config>);
   const unsigned ctas = static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads);
   const std::size_t sums = sizeof(float) * Sums::kCount * params.query_tiles * params.heads;
-  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, kBytes); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<kKernel>(ordinal, kBytes); !good) return good;
   const auto status = cudaMemsetAsync(params.dq_sums, 0, sums, native(stream));
-  if (Result<void> cleared = check("cudaMemsetAsync", status); !cleared) return cleared;
+  if (const CudaStatus cleared("cudaMemsetAsync", status); !cleared) return cleared;
   const LaunchShape of_keys{.grid = dim3(ctas), .block = dim3(Config::kThreads), .shared_bytes = kBytes};
   if (ctas > 0) {
-    if (Result<void> done = launch(kKernel, of_keys, stream, params); !done) return done;
+    if (const CudaStatus done = launch(kKernel, of_keys, stream, params); !done) return done;
   }
   const LaunchShape of_queries{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
                                .block = dim3(kSumsThreads)};
@@ -105,7 +105,7 @@ Result<void> launch_fused_config(const Params& params, int ordinal, Stream strea
 }
 
 template <class Element, int kRow>
-Result<void> launch_fused(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_fused(const Params& params, int ordinal, Stream stream) {
   if constexpr (kTunings[kRow].fused.key_warps > 0) {
     using Config = FusedConfig<Element, Tuning(kTunings[kRow])>;
     static_assert(sizeof(FusedStorage<Config>) <= kTunings[kRow].fused.shared_bytes(Config::kHeadDimQk + Config::kHeadDimV));
@@ -116,7 +116,7 @@ Result<void> launch_fused(const Params& params, int ordinal, Stream stream) {
 }
 
 template <class Element, int kRow>
-Result<void> launch_biased_fused(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_biased_fused(const Params& params, int ordinal, Stream stream) {
   using Config = BiasedFusedConfig<Element, kRow>;
   static_assert(sizeof(FusedStorage<Config>) <= biased_fused_bytes(kBiasedTunings[kRow]));
   return launch_fused_config<Config>(params, ordinal, stream);

@@ -35,12 +35,12 @@ Result<void> accept(const Problem& problem) {
     if (count >= kLimit) return declined(name, count, "below 2^30");
   }
   if (!problem.has_block_mask()) return {};
-  if (has_score_terms(problem)) return declined("alibi_slopes, bias or dropout_p", "a value", "none beside a packed or block mask");
+  if (problem.has_score_terms()) return declined("alibi_slopes, bias or dropout_p", "a value", "none beside a packed or block mask");
   if (auto reason = decline_block_mask(problem, {kQueryTile, kUnitKeys})) return *reason;
   return {};
 }
 
-using Launch = Result<void> (*)(const Params&, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, Stream);
 
 template <class Element>
 Launch launch_of(int tuning, bool fused) {
@@ -66,7 +66,7 @@ Launch launch_of_biased(DType dtype, int tuning) {
   return dtype == DType::f16 ? launch_of_biased<__half, kOf>(tuning) : launch_of_biased<__nv_bfloat16, kOf>(tuning);
 }
 
-using ListedLaunch = Result<void> (*)(const listed::Params&, int, Stream);
+using ListedLaunch = CudaStatus (*)(const listed::Params&, int, Stream);
 
 template <class Element>
 ListedLaunch listed_launch_of(int tuning) {
@@ -126,7 +126,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
   static constexpr std::int64_t kLeastTile = 32;
 
   bool is_empty() const override { return has_no_rows(problem_) && !problem_.has_sink && problem_.dbias_elements == 0; }
-  bool biased() const { return has_score_terms(problem_); }
+  bool biased() const { return problem_.has_score_terms(); }
 
   void choose_tiles(int shared_bytes) {
     const Problem& p = problem_;
@@ -279,7 +279,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 detail::PlanResult<AttentionBackwardArgs> plan(const Problem& problem, Device device) {
   if (auto reason = decline_device(device, kLowest, kAnyLater)) return *reason;
   if (Result<void> good = accept(problem); !good) return good.error();
-  if (has_score_terms(problem)) {
+  if (problem.has_score_terms()) {
     const std::int64_t most = std::max(problem.head_dim_qk, problem.head_dim_v);
     if (most > kBiasedTunings.back().head_dim_qk) return declined("head_dim (with ALiBi, a bias or dropout)", most, "at most 128");
   }

@@ -4,13 +4,13 @@
 
 namespace fovea::gpu::portable::attention_backward {
 
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) { return launch_prepare_of(params, dtype, stream); }
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream) { return launch_prepare_of(params, dtype, stream); }
 
-Result<void> launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream) {
+CudaStatus launch_finish_biased(const Params& params, DType dtype, int multiprocessors, Stream stream) {
   return launch_finish_of<true>(params, dtype, multiprocessors, stream);
 }
 
-Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream) {
+CudaStatus launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream) {
   return launch_finish_of<false>(params, dtype, multiprocessors, stream);
 }
 

@@ -14,7 +14,7 @@ auto prepare_of(bool aligned) {
 }
 
 template <class Params>
-Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream) {
+CudaStatus launch_prepare_of(const Params& params, DType dtype, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads)),
                           .block = dim3(kPrepareThreads)};
   const bool aligned = params.out.aligned && params.dout.aligned && params.dq.aligned;
@@ -24,7 +24,7 @@ Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream)
 
 /// `kBiased`: score terms are added too.
 template <bool kBiased, class Params>
-Result<void> launch_finish_of(const Params& params, DType dtype, int multiprocessors, Stream stream) {
+CudaStatus launch_finish_of(const Params& params, DType dtype, int multiprocessors, Stream stream) {
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(multiprocessors)), .block = dim3(kFinishThreads)};
   return launch(dtype == DType::f16 ? &finish<__half, Params, kBiased> : &finish<__nv_bfloat16, Params, kBiased>, shape, stream, params);
 }

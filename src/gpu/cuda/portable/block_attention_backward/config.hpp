@@ -21,13 +21,13 @@ struct Config : attention_backward::TunedConfig<Element, kTunings[kRow].dense(),
 };
 
 /// The lists by key tiles, and RowStats of each query row.
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream);
 
 /// The kernel of a row of tuning.hpp.
 template <class Element, int kRow>
-Result<void> launch_listed(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_listed(const Params& params, int ordinal, Stream stream);
 
 /// Rows that hidden values or a sink have made NaN, and the gradient of sinks.
-Result<void> launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
+CudaStatus launch_finish(const Params& params, DType dtype, int multiprocessors, Stream stream);
 
 }  // namespace fovea::gpu::portable::block_attention_backward

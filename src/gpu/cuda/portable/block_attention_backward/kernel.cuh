@@ -8,7 +8,7 @@
 namespace fovea::gpu::portable::block_attention_backward {
 
 template <class Element, int kRow>
-Result<void> launch_listed(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_listed(const Params& params, int ordinal, Stream stream) {
   return attention_backward::launch_one<Config<Element, kRow>>(params, ordinal, stream);
 }
 

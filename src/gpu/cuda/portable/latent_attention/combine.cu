@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine(const __grid_constant
 
 }  // namespace
 
-Result<void> launch_combine(const Params& params, int row_tile, Stream stream) {
+CudaStatus launch_combine(const Params& params, int row_tile, Stream stream) {
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(row_tile), static_cast<unsigned>(detail::ceil_div(params.splits, kSplitsOfBlock)),
                    static_cast<unsigned>(params.kv_heads)),

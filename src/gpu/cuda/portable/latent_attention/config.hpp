@@ -11,7 +11,7 @@
 
 #include "gpu/cuda/portable/latent_attention/params.hpp"
 #include "gpu/cuda/portable/latent_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::portable::latent_attention {
 
@@ -95,9 +95,9 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ordinal, Stream stream);
 
 /// Combines partial results: after a launch with more than one split, unless query tiles stay whole.
-Result<void> launch_combine(const Params& params, int row_tile, Stream stream);
+CudaStatus launch_combine(const Params& params, int row_tile, Stream stream);
 
 }  // namespace fovea::gpu::portable::latent_attention

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_latent(con
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
   static_assert(Config::kBlocks ? shape_of<Config>(227 * 1024, 228 * 1024, 0).stages >= 2
                                 : shape_of<Config>(99 * 1024, 100 * 1024, 0).stages >= 2 &&
@@ -142,7 +142,7 @@ Result<void> launch_attend(const Params& params, int ordinal, Stream stream) {
     const Shape most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, coded_row);
     allowed = std::max(allowed, shared_bytes<Config>(most.stages, coded_row));
   }
-  if (Result<void> good = allow_shared_bytes<&attend_latent<Config>>(ordinal, static_cast<std::size_t>(allowed)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&attend_latent<Config>>(ordinal, static_cast<std::size_t>(allowed)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.splits} * params.kv_heads)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages, params.coded_row))};

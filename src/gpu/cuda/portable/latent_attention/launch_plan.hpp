@@ -17,7 +17,7 @@ namespace fovea::gpu::portable::latent_attention {
 struct Entry {
   int row_tile = 0, key_tile = 0;
   Shape (*shape)(int, int, int) = nullptr;
-  Result<void> (*launch)(const Params&, int, Stream) = nullptr;
+  CudaStatus (*launch)(const Params&, int, Stream) = nullptr;
 };
 
 /// A planned launch. `params` holds all that is known before a run, which adds the pointers.

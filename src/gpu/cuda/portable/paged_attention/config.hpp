@@ -13,7 +13,7 @@
 #include "gpu/cuda/portable/paged_attention/formats.hpp"
 #include "gpu/cuda/portable/paged_attention/params.hpp"
 #include "gpu/cuda/portable/paged_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::portable::paged_attention {
 
@@ -98,6 +98,6 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::portable::paged_attention

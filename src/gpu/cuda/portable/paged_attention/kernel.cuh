@@ -125,7 +125,7 @@ bool has_like_scales(const Cache& k, const Cache& v) {
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& planned, int ordinal, Stream stream) {
   Params params = planned;
   params.whole_rows = has_whole_rows<Config>(params.k) && has_whole_rows<Config>(params.v);
   params.word_rows =
@@ -137,7 +137,7 @@ Result<void> launch_attend(const Params& planned, int ordinal, Stream stream) {
   const DeviceProperties& device = *properties(ordinal);
   const int most = shape_of<Config>(device.shared_bytes_per_block, device.shared_bytes_per_multiprocessor, true).stages;
   const auto allowed = static_cast<std::size_t>(shared_bytes<Config>(most));
-  if (Result<void> good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&attend_pages<Config>>(ordinal, allowed); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(std::int64_t{params.splits} * params.kv_heads)),
                           .block = dim3(kThreads),
                           .shared_bytes = static_cast<std::size_t>(shared_bytes<Config>(params.stages)),

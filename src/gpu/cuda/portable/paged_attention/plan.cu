@@ -32,12 +32,12 @@ constexpr std::string_view kName = "cuda.portable.paged_attention";
 struct Entry {
   int head_dim, row_tile;
   Shape (*shape)(int, int, bool);
-  Result<void> (*launch)(const Params&, int, Stream);
-  Result<void> (*launch_masked)(const Params&, int, Stream);  // of kWideRows
+  CudaStatus (*launch)(const Params&, int, Stream);
+  CudaStatus (*launch_masked)(const Params&, int, Stream);  // of kWideRows
 };
 /// Formats of codes have no kernels with a packed mask.
 template <class Cache, int kHeadDim>
-constexpr auto masked_launch() -> Result<void> (*)(const Params&, int, Stream) {
+constexpr auto masked_launch() -> CudaStatus (*)(const Params&, int, Stream) {
   if constexpr (Config<Cache, kHeadDim, kWideRows>::kCoded)
     return nullptr;
   else

@@ -10,7 +10,7 @@
 #include "gpu/cuda/common/quantized/scales.cuh"
 #include "gpu/cuda/portable/attention/params.hpp"
 #include "gpu/cuda/portable/quantized_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::portable::quantized_attention {
 
@@ -41,7 +41,7 @@ struct Params : attention::Params {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 /// Target of the code that a device runs: 89 is compute capability 8.9. All kernels of a build have the same targets.
 template <class Config>

@@ -36,9 +36,9 @@ __global__ void __launch_bounds__(Config::kThreads) attend(const __grid_constant
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == Config::kTuning.shared_bytes(Config::kValueSize));
-  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage<Config>)};
   return launch(&attend<Config>, shape, stream, params);
@@ -46,7 +46,7 @@ Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream s
 
 template <class Config>
 int target_on(int ordinal) {
-  return gpu::target_on<&attend<Config>>(ordinal);
+  return gpu::target_on(reinterpret_cast<const void*>(&attend<Config>), ordinal);
 }
 
 }  // namespace fovea::gpu::portable::quantized_attention

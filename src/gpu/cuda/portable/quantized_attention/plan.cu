@@ -23,7 +23,7 @@ using attention::kLimit;
 
 constexpr std::string_view kName = "cuda.portable.quantized_attention";
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class ValueElement>
 Launch launch_of(int tuning) {

@@ -14,7 +14,7 @@ namespace fovea::gpu::portable {
 namespace {
 
 using detail::TopkRowsProblem;
-using Launch = Result<void> (*)(const topk::Params& params, unsigned ctas, int ordinal, Stream stream);
+using Launch = CudaStatus (*)(const topk::Params& params, unsigned ctas, int ordinal, Stream stream);
 
 constexpr std::string_view kName = "cuda.portable.topk_rows";
 constexpr std::int64_t kMostRows = std::int64_t{1} << 30;
@@ -30,8 +30,8 @@ int ring_packs_of(const DeviceProperties& device) {
 }
 
 template <class T>
-Result<void> launch_select(const topk::Params& params, unsigned ctas, int ordinal, Stream stream) {
-  if (Result<void> good = allow_shared_bytes<&topk::select<T>>(ordinal, shared_bytes(params.ring_packs)); !good) return good;
+CudaStatus launch_select(const topk::Params& params, unsigned ctas, int ordinal, Stream stream) {
+  if (const CudaStatus good = allow_shared_bytes<&topk::select<T>>(ordinal, shared_bytes(params.ring_packs)); !good) return good;
   const LaunchShape shape{.grid = dim3(ctas), .block = dim3(topk::kThreads), .shared_bytes = shared_bytes(params.ring_packs)};
   return launch(topk::select<T>, shape, stream, params);
 }

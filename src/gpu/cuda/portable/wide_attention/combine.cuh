@@ -10,7 +10,7 @@
 #include "gpu/cuda/common/attention_params.hpp"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/warp.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::portable::wide_attention {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
 }
 
 /// `cu_seqlens_q`: of a ragged batch, else null.
-inline Result<void> launch_combine(const Splits& splits, const std::int32_t* cu_seqlens_q, int batch, DType dtype, Stream stream) {
+inline CudaStatus launch_combine(const Splits& splits, const std::int32_t* cu_seqlens_q, int batch, DType dtype, Stream stream) {
   const std::int64_t warps = splits.cells() * detail::ceil_div(splits.head_dim_v, kCombinedColumns);
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(detail::ceil_div(warps, kCombineWarps))), .block = dim3(32 * kCombineWarps)};
   return dtype == DType::f16 ? launch(&combine<__half>, shape, stream, splits, cu_seqlens_q, batch)

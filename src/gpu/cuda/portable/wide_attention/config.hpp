@@ -7,7 +7,7 @@
 
 #include "gpu/cuda/portable/wide_attention/params.hpp"
 #include "gpu/cuda/portable/wide_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::portable::wide_attention {
 
@@ -29,6 +29,6 @@ struct Config {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::portable::wide_attention

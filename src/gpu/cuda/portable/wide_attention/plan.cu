@@ -20,7 +20,7 @@ using detail::declined;
 constexpr std::int64_t kLimit = 1 << 30;  // work tiles are counted in ints
 constexpr int kLeastSplitKeys = 256;
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kPaged>
 Launch launch_of(int tuning) {

@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm100/attention/params.hpp"
 #include "gpu/cuda/sm100/attention/tuning.hpp"
 #include "gpu/cuda/sm100/descriptors.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::sm100::attention {
 
@@ -49,6 +49,6 @@ struct Config {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm100::attention

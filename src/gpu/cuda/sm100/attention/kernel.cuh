@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&attend<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage<Config>)};
   return launch(&attend<Config>, shape, stream, params);

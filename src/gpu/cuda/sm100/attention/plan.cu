@@ -23,7 +23,7 @@ using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm100.attention";
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element>
 Launch launch_of(int tuning) {

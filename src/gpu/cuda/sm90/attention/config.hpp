@@ -12,7 +12,7 @@
 
 #include "gpu/cuda/sm90/attention/tuning.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::sm90::dense {
 template <class Element, class Params>
@@ -82,6 +82,6 @@ struct Config : TileConfig<Element, Element, Tuning(tunings_of(sizeof(Element) =
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention

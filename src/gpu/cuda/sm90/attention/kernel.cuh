@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend(const __grid_const
 
 /// Launches `kernel`, attend() or one like it, with parameters of its own.
 template <class Config, auto kernel>
-Result<void> launch_persistent(const typename Config::Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_persistent(const typename Config::Params& params, int ctas, int ordinal, Stream stream) {
   static_assert(sizeof(dense::Storage<Config>) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<kernel>(ordinal, sizeof(dense::Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<kernel>(ordinal, sizeof(dense::Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(ctas)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(dense::Storage<Config>),
@@ -72,7 +72,7 @@ Result<void> launch_persistent(const typename Config::Params& params, int ctas, 
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
   return launch_persistent<Config, &attend<Config>>(params, ctas, ordinal, stream);
 }
 

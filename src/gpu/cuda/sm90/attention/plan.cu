@@ -31,7 +31,7 @@ using Problem = detail::AttentionProblem;
 
 constexpr std::string_view kName = "cuda.sm90.attention", kName8Bit = "cuda.sm90.attention_e4m3";
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int tuning) {
@@ -54,7 +54,7 @@ Launch wide_launch_of(DType dtype, bool transform, int tuning) {
   return transform ? wide_launch_of<__nv_bfloat16, true>(tuning) : wide_launch_of<__nv_bfloat16, false>(tuning);
 }
 
-using AlibiLaunch = Result<void> (*)(const alibi::Params&, int, int, Stream);
+using AlibiLaunch = CudaStatus (*)(const alibi::Params&, int, int, Stream);
 
 template <class Element>
 AlibiLaunch alibi_launch_of(int tuning) {
@@ -228,7 +228,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
     if (stages_results(tuning_row(), !is_8bit())) {
-      if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
+      if (Result<void> good = encode_stored_rows(params.out, tensors[3], packed); !good) return good;
     }
     params.q_scale = dense::descale_of(problem_.q_scale, args.q_scale);
     params.k_scale = dense::descale_of(problem_.k_scale, args.k_scale);

@@ -10,7 +10,7 @@
 #include "gpu/cuda/common/gradient/params.hpp"
 #include "gpu/cuda/sm90/attention_backward/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::sm90::attention_backward {
@@ -64,14 +64,14 @@ struct Config {
 };
 
 /// Before differentiate: RowStats of each query row, and zeros in counters and flags.
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream);
 
 /// dq, dk and dv: by one kernel, or by two with Config::kSeparateDq. Instantiated by the build, for each
 /// row of tuning.hpp.
 template <class Config>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_differentiate(const Params& params, int ordinal, Stream stream);
 
 /// After differentiate: rows that masked values or a sink have made NaN, and the gradient of sinks.
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention_backward

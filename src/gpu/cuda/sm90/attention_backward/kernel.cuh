@@ -76,9 +76,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate(const __gri
 }
 
 template <class Config, auto kKernel>
-Result<void> launch_combined(const typename Config::Params& params, int ordinal, Stream stream) {
+CudaStatus launch_combined(const typename Config::Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) <= (dense::kAlibi<Config> ? 227 : 226) * 1024);
-  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
                           .block = dim3(Config::kThreads),
                           .shared_bytes = sizeof(Storage<Config>),
@@ -87,7 +87,7 @@ Result<void> launch_combined(const typename Config::Params& params, int ordinal,
 }
 
 template <class Config>
-Result<void> launch_differentiate(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_differentiate(const Params& params, int ordinal, Stream stream) {
   if constexpr (Config::kSeparateDq) {
     return launch_separate<Config>(params, ordinal, stream);
   } else {

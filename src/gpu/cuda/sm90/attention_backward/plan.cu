@@ -67,7 +67,7 @@ Result<void> accept(const Problem& problem) {
   return dense::accept_dense(problem, tensors_of(problem));
 }
 
-using Launch = Result<void> (*)(const Params&, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, Stream);
 
 template <class Element, bool kSoftcap>
 Launch launch_of(int tuning) {
@@ -79,7 +79,7 @@ Launch launch_of(DType dtype, bool softcap, int tuning) {
   return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
 }
 
-using AlibiLaunch = Result<void> (*)(const alibi::Params&, int, Stream);
+using AlibiLaunch = CudaStatus (*)(const alibi::Params&, int, Stream);
 
 template <class Element>
 AlibiLaunch alibi_launch_of(int tuning) {
@@ -90,7 +90,7 @@ AlibiLaunch alibi_launch_of(DType dtype, int tuning) {
   return dtype == DType::f16 ? alibi_launch_of<__half>(tuning) : alibi_launch_of<__nv_bfloat16>(tuning);
 }
 
-using ListedLaunch = Result<void> (*)(const listed::Params&, int, Stream);
+using ListedLaunch = CudaStatus (*)(const listed::Params&, int, Stream);
 
 template <class Element, bool kSoftcap>
 ListedLaunch listed_launch_of(int tuning) {

@@ -3,8 +3,8 @@
 
 namespace fovea::gpu::sm90::attention_backward {
 
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) { return launch_prepare_of(params, dtype, stream); }
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream) { return launch_prepare_of(params, dtype, stream); }
 
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream) { return launch_finish_of(params, dtype, stream); }
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream) { return launch_finish_of(params, dtype, stream); }
 
 }  // namespace fovea::gpu::sm90::attention_backward

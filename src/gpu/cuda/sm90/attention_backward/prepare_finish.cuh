@@ -9,7 +9,7 @@
 namespace fovea::gpu::sm90::attention_backward {
 
 template <class Params>
-Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream) {
+CudaStatus launch_prepare_of(const Params& params, DType dtype, Stream stream) {
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(params.query_tiles), static_cast<unsigned>(params.heads + (Params::kLists ? 1 : 0))),
       .block = dim3(kPrepareThreads),
@@ -19,7 +19,7 @@ Result<void> launch_prepare_of(const Params& params, DType dtype, Stream stream)
 
 /// `kBiased`: Params has a bias.
 template <class Params, bool kBiased = false>
-Result<void> launch_finish_of(const Params& params, DType dtype, Stream stream) {
+CudaStatus launch_finish_of(const Params& params, DType dtype, Stream stream) {
   constexpr unsigned kCtas = 132;
   const LaunchShape shape{.grid = dim3(kCtas), .block = dim3(kFinishThreads), .programmatic = true};
   return launch(dtype == DType::f16 ? &finish<__half, Params, kBiased> : &finish<__nv_bfloat16, Params, kBiased>, shape, stream, params);

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_listed(const __gri
 }
 
 template <class Config>
-Result<void> launch_listed(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_listed(const Params& params, int ctas, int ordinal, Stream stream) {
   return attention::launch_persistent<Config, &attend_listed<Config>>(params, ctas, ordinal, stream);
 }
 

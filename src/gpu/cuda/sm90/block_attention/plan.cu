@@ -21,7 +21,7 @@ namespace {
 
 using detail::declined;
 using Problem = detail::AttentionProblem;
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int tuning) {
@@ -89,7 +89,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
     if (attention::stages_results(tuning_row(), true)) {
-      if (Result<void> good = encode_rows(params.out, tensors[3], packed); !good) return good;
+      if (Result<void> good = encode_stored_rows(params.out, tensors[3], packed); !good) return good;
     }
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;

@@ -21,10 +21,10 @@ struct Config : attention_backward::Config<Element, kRow, kSoftcap> {
 };
 
 /// The lists by key tiles, then RowStats of each query row.
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream);
 template <class Config>
-Result<void> launch_listed(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_listed(const Params& params, int ordinal, Stream stream);
 /// Rows that hidden values or a sink have made NaN, and the gradient of sinks.
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream);
 
 }  // namespace fovea::gpu::sm90::block_attention_backward

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_listed(cons
 }
 
 template <class Config>
-Result<void> launch_listed(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_listed(const Params& params, int ordinal, Stream stream) {
   return attention_backward::launch_combined<Config, &differentiate_listed<Config>>(params, ordinal, stream);
 }
 

@@ -6,13 +6,13 @@
 
 namespace fovea::gpu::sm90::block_attention_backward {
 
-Result<void> launch_prepare(const Params& params, DType dtype, Stream stream) {
-  if (Result<void> made = gradient::make_lists(params, stream); !made) return made;
-  if (Result<void> prepared = attention_backward::launch_prepare_of(params, dtype, stream); !prepared) return prepared;
+CudaStatus launch_prepare(const Params& params, DType dtype, Stream stream) {
+  if (const CudaStatus made = gradient::make_lists(params, stream); !made) return made;
+  if (const CudaStatus prepared = attention_backward::launch_prepare_of(params, dtype, stream); !prepared) return prepared;
   return gradient::make_steps(params, stream);
 }
 
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream) {
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream) {
   return attention_backward::launch_finish_of(params, dtype, stream);
 }
 

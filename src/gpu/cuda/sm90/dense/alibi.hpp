@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "op/common/attention_core.hpp"
-
 namespace fovea::gpu::sm90::dense {
 
 /// Scores are in units of products, or natural ones where those do not suffice.
@@ -17,12 +15,14 @@ struct AlibiParams {
 };
 
 /// Whether scores are natural: there is a softcap, or the reciprocal of the scale is no ordinary number.
-inline bool has_natural_scores(const detail::AttentionCore& p) {
+template <class Problem>
+bool has_natural_scores(const Problem& p) {
   constexpr double kLeast = 0x1p-60, kMost = 0x1p60;
   return p.softcap != 0 || !(p.scale >= kLeast && p.scale <= kMost);
 }
 
-inline AlibiParams alibi_of(const detail::AttentionCore& p, const float* slopes) {
+template <class Problem>
+AlibiParams alibi_of(const Problem& p, const float* slopes) {
   const bool natural = has_natural_scores(p);
   return {.slopes = slopes,
           .slope_batch = p.alibi_slopes.batch_stride,

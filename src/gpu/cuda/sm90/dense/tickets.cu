@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kBuckets) prepare_tickets(Tickets tickets, Seq
   if (tickets.sequences != nullptr) sort_sequences(tickets.sequences, lengths);
 }
 
-Result<void> launch_prepare(const Tickets& tickets, const SequenceLengths& lengths, Stream stream) {
+CudaStatus launch_prepare(const Tickets& tickets, const SequenceLengths& lengths, Stream stream) {
   const LaunchShape shape{
       .grid = dim3(1), .block = dim3(tickets.sequences != nullptr ? kBuckets : 32), .shared_bytes = 0, .programmatic = true};
   return launch(&prepare_tickets, shape, stream, tickets, lengths);

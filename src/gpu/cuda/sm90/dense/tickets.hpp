@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::sm90::dense {
 
@@ -28,6 +28,6 @@ struct SequenceLengths {
 };
 
 /// Clears the counter and sorts the sequences of a ragged batch, before the kernel that draws.
-Result<void> launch_prepare(const Tickets& tickets, const SequenceLengths& lengths, Stream stream);
+CudaStatus launch_prepare(const Tickets& tickets, const SequenceLengths& lengths, Stream stream);
 
 }  // namespace fovea::gpu::sm90::dense

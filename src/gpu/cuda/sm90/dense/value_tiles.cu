@@ -70,7 +70,7 @@ __global__ void transpose_values(const __grid_constant__ ValueTiles tiles) {
   }
 }
 
-Result<void> launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream) {
+CudaStatus launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream) {
   tiles.v = v;
   tiles.cu_seqlens_k = cu_seqlens_k;
   tiles.data = static_cast<std::byte*>(to);

@@ -8,7 +8,7 @@
 
 #include "gpu/cuda/common/value_tiles.hpp"
 #include "gpu/cuda/common/work_tile.cuh"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/strides.hpp"
 
 namespace fovea::gpu::sm90::dense {
@@ -42,7 +42,7 @@ ValueTiles value_tiles_of(const Problem& p, int key_tile, int columns) {
 }
 
 /// `to`: the workspace for `tiles`, whose pointers are null.
-Result<void> launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream);
+CudaStatus launch_transpose(ValueTiles tiles, const void* v, const std::int32_t* cu_seqlens_k, void* to, Stream stream);
 
 /// Address of the values of key tile `tile`, for a work tile's sequence and kv head:
 /// [16 keys][column][key].

@@ -42,14 +42,14 @@ struct Kernel {
   int keys;             ///< of a stage
   bool aligned_scales;  ///< of each page: contiguous, and aligned to kScaleAlignment
   int (*stage_cost)(int rows);
-  Result<void> (*launch)(const Params& params, int ordinal, Stream stream);
+  CudaStatus (*launch)(const Params& params, int ordinal, Stream stream);
 };
 
 /// `kProgrammatic`: the kernel itself waits for those before it.
 template <auto kKernel, class Config, class Storage, bool kProgrammatic = false>
-Result<void> launch_kernel(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_kernel(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<kKernel>(ordinal, sizeof(Storage)); !good) return good;
   const LaunchShape shape{
       .grid = dim3(params.ctas), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage), .programmatic = kProgrammatic};
   return launch(kKernel, shape, stream, params);

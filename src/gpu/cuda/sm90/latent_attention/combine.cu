@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
 }
 
 template <class Element, int kGroups, int kColumns>
-Result<void> launch_with(const Params& params, int sequences, Stream stream) {
+CudaStatus launch_with(const Params& params, int sequences, Stream stream) {
   const LaunchShape shape{.grid = dim3(params.query_tiles * kPartialPieces * 2 / kColumns * kGroups, sequences, params.kv_heads),
                           .block = dim3(kMathThreads),
                           .programmatic = true};
@@ -220,7 +220,7 @@ Result<void> launch_with(const Params& params, int sequences, Stream stream) {
 }
 
 template <class Element>
-Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
+CudaStatus launch_combine(const Params& params, int blocks, Stream stream) {
   const int stand_ins = (params.ctas - 1) / detail::SplitSchedule::kMostReduced;
   if (stand_ins == 0) return {};  // the attention kernel reduces all splits
   const int sequences = by_sequences(params) ? params.batch : stand_ins;
@@ -233,7 +233,7 @@ Result<void> launch_combine(const Params& params, int blocks, Stream stream) {
   return chosen(params, sequences, stream);
 }
 
-template Result<void> launch_combine<__half>(const Params&, int, Stream);
-template Result<void> launch_combine<__nv_bfloat16>(const Params&, int, Stream);
+template CudaStatus launch_combine<__half>(const Params&, int, Stream);
+template CudaStatus launch_combine<__nv_bfloat16>(const Params&, int, Stream);
 
 }  // namespace fovea::gpu::sm90::latent

@@ -10,8 +10,7 @@
 
 #include "fovea/mask.hpp"
 #include "gpu/cuda/sm90/latent_attention/config.hpp"
-#include "gpu/runtime.hpp"
-#include "op/common/attention_core.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 #include "op/common/split_schedule.hpp"
 #include "op/common/strides.hpp"
@@ -87,9 +86,9 @@ struct Params {
   bool tma_results = false;  // whether `results` is set
 };
 
-Result<void> launch_schedule(const Params& params, Stream stream);
+CudaStatus launch_schedule(const Params& params, Stream stream);
 
-using Attend = Result<void> (*)(const Params& params, int ordinal, Stream stream);
+using Attend = CudaStatus (*)(const Params& params, int ordinal, Stream stream);
 
 /// The launch of the attention kernel of a row of tuning.hpp, or null where the row has none.
 template <class Element, int kRow>
@@ -97,6 +96,6 @@ Attend attend_of(int head_dim, bool edges);
 
 /// `blocks`: upper bound of the grid size.
 template <class Element>
-Result<void> launch_combine(const Params& params, int blocks, Stream stream);
+CudaStatus launch_combine(const Params& params, int blocks, Stream stream);
 
 }  // namespace fovea::gpu::sm90::latent

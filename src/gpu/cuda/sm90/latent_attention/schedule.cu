@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_sequences(const __g
 
 }  // namespace
 
-Result<void> launch_schedule(const Params& params, Stream stream) {
+CudaStatus launch_schedule(const Params& params, Stream stream) {
   const int threads = params.batch <= 256 ? 256 : kScheduleThreads;  // each step waits for all of them
   const LaunchShape shape{.grid = dim3(1), .block = dim3(threads), .programmatic = true};
   return launch(&schedule_sequences, shape, stream, params);

@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/paged_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/division.hpp"
 
 namespace fovea::gpu::sm90::paged_attention {
@@ -68,6 +68,6 @@ struct MaskedConfig : Config<Element, kTuning, true> {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::paged_attention

@@ -41,10 +41,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_full_tiles(const _
 }
 
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream) {
   using Storage = dense::Storage<Config>;
   static_assert(sizeof(Storage) <= 227 * 1024);
-  if (Result<void> good = allow_shared_bytes<&attend_full_tiles<Config>>(ordinal, sizeof(Storage)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&attend_full_tiles<Config>>(ordinal, sizeof(Storage)); !good) return good;
   const LaunchShape shape{
       .grid = dim3(static_cast<unsigned>(ctas)), .block = dim3(Config::kThreads), .shared_bytes = sizeof(Storage), .programmatic = true};
   return launch(&attend_full_tiles<Config>, shape, stream, params);

@@ -17,6 +17,7 @@
 #include "gpu/cuda/sm90/paged_attention/config.hpp"
 #include "gpu/cuda/sm90/paged_attention/masked/tuning.hpp"
 #include "gpu/plan_state.hpp"
+#include "gpu/tensor_map.hpp"
 #include "op/common/attention_core.hpp"
 #include "op/paged_attention/problem.hpp"
 #include "plan/select.hpp"
@@ -83,7 +84,7 @@ Result<void> accept(const Problem& problem) {
   return {};
 }
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int kernel) {
@@ -102,16 +103,11 @@ Launch launch_of_masked(DType dtype) {
 
 /// A map whose boxes are all out of bounds, and filled with NaN.
 Result<CUtensorMap> encode_nan_rows(const ClippedRows& rows, DType dtype) {
-  const auto encoder = tensor_map_encoder();
-  if (!encoder) return encoder.error();
-  constexpr std::array<cuuint64_t, 5> kExtents{8, 1, 1, 1, 1}, kStrides{16, 16, 16, 16};
-  const std::array<cuuint32_t, 5> box{kSliceColumns, 1, kGroupRows, 1, 1}, steps{1, 1, 1, 1, 1};
-  CUtensorMap map{};
-  const CUresult status = (*encoder)(&map, tensor_map_type(dtype), 5, const_cast<void*>(rows.data), kExtents.data(), kStrides.data(),
-                                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                     CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA);
-  if (status == CUDA_SUCCESS) return map;
-  return Error{ErrorCode::device_error, "cuTensorMapEncodeTiled: CUresult " + std::to_string(static_cast<int>(status))};
+  TensorMapDesc desc{.dtype = dtype, .rank = 5};
+  desc.dimensions = {{{8, 1, kSliceColumns}, {1, 8, 1}, {1, 8, kGroupRows}, {1, 8, 1}, {1, 8, 1}}};
+  desc.l2_promotion = CU_TENSOR_MAP_L2_PROMOTION_NONE;
+  desc.fill = CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA;
+  return encode_tensor_map(rows.data, desc);
 }
 
 class State final : public PlanState<Problem, PagedAttentionArgs> {
@@ -188,7 +184,7 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
     if (attention::stages_results(tuning_row(), true)) {
-      if (Result<void> good = encode_rows(params.out, tensors[3], params.packed()); !good) return good;
+      if (Result<void> good = encode_stored_rows(params.out, tensors[3], params.packed()); !good) return good;
     }
     if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
     if (Result<void> good = encode_pages(params.v_pages, tensors[2], params.v.data, tuning_row().head_dim_v); !good) return good;

@@ -12,7 +12,7 @@
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/dense/params.hpp"
 #include "gpu/cuda/sm90/quantized_attention/tuning.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 
 namespace fovea::gpu::sm90::quantized_attention {
 
@@ -43,6 +43,6 @@ struct Config : attention::TileConfig<std::int8_t, ValueElement, Tuning(tunings_
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::quantized_attention

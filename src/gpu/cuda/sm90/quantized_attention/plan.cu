@@ -30,7 +30,7 @@ std::array<RowsDesc, 4> tensors_of(const Problem& problem) {
   return tensors;
 }
 
-using Launch = Result<void> (*)(const Params&, int, int, Stream);
+using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
 template <class ValueElement>
 Launch launch_of(int tuning) {

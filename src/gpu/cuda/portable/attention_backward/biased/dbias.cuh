@@ -217,10 +217,10 @@ __global__ void __launch_bounds__(Config::kThreads) differentiate_bias(const __g
 }
 
 template <class Element, int kRow>
-Result<void> launch_dbias(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_dbias(const Params& params, int ordinal, Stream stream) {
   using Config = BiasedConfig<Element, kRow, Gradients::dq>;
   const detail::BiasStrides& of = params.dbias_extents;
-  if (Result<void> good = allow_shared_bytes<&differentiate_bias<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&differentiate_bias<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
   const auto ceil = [](std::int64_t count, std::int64_t tile) { return (count + tile - 1) / tile; };
   const std::int64_t ctas = of.batch * of.head * ceil(of.row, Config::kRows) * ceil(of.key, Config::kColumns * params.dbias_group);
   const LaunchShape shape{

@@ -32,6 +32,6 @@ struct Config : TileConfig<Element_, Element_, Tuning(kTunings[kRow])> {
 
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp.
 template <class Config>
-Result<void> launch_with_alibi(const Params& params, int ctas, int ordinal, Stream stream);
+CudaStatus launch_with_alibi(const Params& params, int ctas, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention::alibi

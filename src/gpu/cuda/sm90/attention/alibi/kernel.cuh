@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attend_with_alibi(const _
 }
 
 template <class Config>
-Result<void> launch_with_alibi(const Params& params, int ctas, int ordinal, Stream stream) {
+CudaStatus launch_with_alibi(const Params& params, int ctas, int ordinal, Stream stream) {
   return launch_persistent<Config, &attend_with_alibi<Config>>(params, ctas, ordinal, stream);
 }
 

@@ -11,7 +11,7 @@
 #include "gpu/cuda/common/attention_params.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/tuning.hpp"
 #include "gpu/cuda/sm90/clipped_rows.hpp"
-#include "gpu/runtime.hpp"
+#include "gpu/launch.hpp"
 #include "op/common/band.hpp"
 #include "op/common/division.hpp"
 
@@ -63,6 +63,6 @@ struct Config {
 /// The launch of a kernel, which the build instantiates for the rows of tuning.hpp. `grid`: the query
 /// tiles, the packed heads and the sequences.
 template <class Config>
-Result<void> launch_attend(const Params& params, dim3 grid, int ordinal, Stream stream);
+CudaStatus launch_attend(const Params& params, dim3 grid, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::one_wave

@@ -18,7 +18,7 @@ constexpr int kFewKeyTiles = 2;  // of a CTA: fewer cost less than a larger clus
 // Scores of the next key tile are awaited before a tile is released, and its release loads the tile after the next.
 static_assert(std::all_of(kTunings.begin(), kTunings.end(), [](const Tuning& row) { return row.turns == 1 || row.key_tiles > 2; }));
 
-using Launch = Result<void> (*)(const Params&, dim3, int, Stream);
+using Launch = CudaStatus (*)(const Params&, dim3, int, Stream);
 
 template <class Element, bool kTransform>
 Launch launch_of(int tuning) {

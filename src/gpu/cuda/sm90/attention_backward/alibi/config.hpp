@@ -20,8 +20,8 @@ struct Config : attention_backward::Config<Element, kRow, false> {
 };
 
 template <class Config>
-Result<void> launch_with_alibi(const Params& params, int ordinal, Stream stream);
+CudaStatus launch_with_alibi(const Params& params, int ordinal, Stream stream);
 /// Rows that masked values or a sink have made NaN, and the gradient of sinks.
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream);
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream);
 
 }  // namespace fovea::gpu::sm90::attention_backward::alibi

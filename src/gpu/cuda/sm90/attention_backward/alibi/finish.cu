@@ -5,8 +5,6 @@
 
 namespace fovea::gpu::sm90::attention_backward::alibi {
 
-Result<void> launch_finish(const Params& params, DType dtype, Stream stream) {
-  return launch_finish_of<Params, true>(params, dtype, stream);
-}
+CudaStatus launch_finish(const Params& params, DType dtype, Stream stream) { return launch_finish_of<Params, true>(params, dtype, stream); }
 
 }  // namespace fovea::gpu::sm90::attention_backward::alibi

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_with_alibi(
 }
 
 template <class Config>
-Result<void> launch_with_alibi(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_with_alibi(const Params& params, int ordinal, Stream stream) {
   return launch_combined<Config, &differentiate_with_alibi<Config>>(params, ordinal, stream);
 }
 

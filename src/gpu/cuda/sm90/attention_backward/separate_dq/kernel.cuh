@@ -77,17 +77,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1) differentiate_queries(con
 }
 
 template <class Config>
-Result<void> launch_separate(const Params& params, int ordinal, Stream stream) {
+CudaStatus launch_separate(const Params& params, int ordinal, Stream stream) {
   using OfQueries = QueryConfig<Config>;
   static_assert(sizeof(Storage<Config>) <= 226 * 1024 && sizeof(QueryStorage<OfQueries>) <= 226 * 1024);
-  if (Result<void> good = allow_shared_bytes<&differentiate_keys<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
-  if (Result<void> good = allow_shared_bytes<&differentiate_queries<OfQueries>>(ordinal, sizeof(QueryStorage<OfQueries>)); !good)
+  if (const CudaStatus good = allow_shared_bytes<&differentiate_keys<Config>>(ordinal, sizeof(Storage<Config>)); !good) return good;
+  if (const CudaStatus good = allow_shared_bytes<&differentiate_queries<OfQueries>>(ordinal, sizeof(QueryStorage<OfQueries>)); !good)
     return good;
   LaunchShape shape{.grid = dim3(static_cast<unsigned>(params.key_tiles) * static_cast<unsigned>(params.kv_heads)),
                     .block = dim3(Config::kThreads),
                     .shared_bytes = sizeof(Storage<Config>),
                     .programmatic = true};
-  if (Result<void> done = launch(&differentiate_keys<Config>, shape, stream, params); !done) return done;
+  if (const CudaStatus done = launch(&differentiate_keys<Config>, shape, stream, params); !done) return done;
   shape.grid = dim3(static_cast<unsigned>(params.row_tiles), static_cast<unsigned>(params.heads));
   shape.block = dim3(OfQueries::kThreads);
   shape.shared_bytes = sizeof(QueryStorage<OfQueries>);

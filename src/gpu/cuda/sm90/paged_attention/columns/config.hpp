@@ -27,6 +27,6 @@ struct Params : paged_attention::Params {
 
 /// Launches the kernel of scores, and after it the one of values, whose CTAs have 8 `groups` columns each.
 template <class Element>
-Result<void> launch_columns(const Params& params, int kernel, int groups, int ctas_of_cell, int ordinal, Stream stream);
+CudaStatus launch_columns(const Params& params, int kernel, int groups, int ctas_of_cell, int ordinal, Stream stream);
 
 }  // namespace fovea::gpu::sm90::paged_attention::columns

@@ -2,5 +2,5 @@
 #include "gpu/cuda/sm90/paged_attention/columns/kernel.cuh"
 
 namespace fovea::gpu::sm90::paged_attention::columns {
-template Result<void> launch_columns<__half>(const Params&, int, int, int, int, Stream);
+template CudaStatus launch_columns<__half>(const Params&, int, int, int, int, Stream);
 }  // namespace fovea::gpu::sm90::paged_attention::columns
