@@ -52,16 +52,6 @@ std::string tiles_text(const Tuning& tuning, int packed, int splits) {
   return text;
 }
 
-/// The function for row `index` of a tuning table of kRows rows. `Of` returns it for a std::integral_constant.
-template <std::size_t kRows, class Of>
-auto function_of_row(int index, Of) {
-  constexpr auto kFunctions = []<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-    return std::array{Of{}(std::integral_constant<int, kIndex>{})...};
-  }
-  (std::make_integer_sequence<int, kRows>{});
-  return kFunctions[static_cast<std::size_t>(index)];
-}
-
 /// ScoreTransform::enabled. Otherwise the softmax multiplies q . k by a factor above 0.
 inline bool transforms_scores(const detail::AttentionCore& p) {
   return p.softcap != 0 || p.scale < 0 || p.scale * std::numbers::log2e > static_cast<double>(std::numeric_limits<float>::max());

@@ -10,6 +10,7 @@
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/block_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/attention/masked/tuning.hpp"
 #include "gpu/cuda/portable/block_attention/config.hpp"
@@ -45,15 +46,14 @@ Result<void> accept(const Problem& problem, const DeviceProperties& device) {
 
 using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
-template <class Element>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value>>; });
+Launch launch_of(DType dtype, int tuning) {
+  return instance_of<kTunings.size()>(dtype, tuning,
+                                      [](auto of) -> Launch { return &launch_attend<Config<typename decltype(of)::Element, of.kRow>>; });
 }
 
-template <class Element>
-Launch listed_launch_of(int tuning) {
-  return function_of_row<block_attention::kTunings.size()>(
-      tuning, [](auto row) -> Launch { return &launch_attend<block_attention::Config<Element, row.value>>; });
+Launch listed_launch_of(DType dtype, int tuning) {
+  return instance_of<block_attention::kTunings.size()>(
+      dtype, tuning, [](auto of) -> Launch { return &launch_attend<block_attention::Config<typename decltype(of)::Element, of.kRow>>; });
 }
 
 /// The tiles of a problem: of those for block masks the first that takes the head dims, which both are in the table.
@@ -61,16 +61,14 @@ int listed_index(const Problem& problem) {
   return std::max(problem.head_dim_qk, problem.head_dim_v) > block_attention::kTunings[0].head_dim_qk;
 }
 
-template <class Element>
-Launch launch_of_masked(int index) {
-  return function_of_row<kMaskedTunings.size()>(
-      index, [](auto row) -> Launch { return &launch_attend<MaskedConfig<Element, row_of_masked(row.value)>>; });
+Launch launch_of_masked(DType dtype, int index) {
+  return instance_of<kMaskedTunings.size()>(
+      dtype, index, [](auto of) -> Launch { return &launch_attend<MaskedConfig<typename decltype(of)::Element, row_of_masked(of.kRow)>>; });
 }
 
-template <class Element>
-Launch launch_of_biased(int tuning) {
-  return function_of_row<kBiasedTunings.size()>(tuning,
-                                                [](auto row) -> Launch { return &launch_attend<BiasedConfig<Element, row.value>>; });
+Launch launch_of_biased(DType dtype, int tuning) {
+  return instance_of<kBiasedTunings.size()>(
+      dtype, tuning, [](auto of) -> Launch { return &launch_attend<BiasedConfig<typename decltype(of)::Element, of.kRow>>; });
 }
 
 class State final : public PlanState<Problem, AttentionArgs> {
@@ -136,11 +134,10 @@ class State final : public PlanState<Problem, AttentionArgs> {
   }
 
   Launch launch() const {
-    const bool f16 = problem_.q_dtype == DType::f16;
-    if (problem_.has_block_mask()) return f16 ? listed_launch_of<__half>(tuning_) : listed_launch_of<__nv_bfloat16>(tuning_);
-    if (problem_.packed_mask) return f16 ? launch_of_masked<__half>(masked_) : launch_of_masked<__nv_bfloat16>(masked_);
-    if (problem_.has_score_terms()) return f16 ? launch_of_biased<__half>(tuning_) : launch_of_biased<__nv_bfloat16>(tuning_);
-    return f16 ? launch_of<__half>(tuning_) : launch_of<__nv_bfloat16>(tuning_);
+    if (problem_.has_block_mask()) return listed_launch_of(problem_.q_dtype, tuning_);
+    if (problem_.packed_mask) return launch_of_masked(problem_.q_dtype, masked_);
+    if (problem_.has_score_terms()) return launch_of_biased(problem_.q_dtype, tuning_);
+    return launch_of(problem_.q_dtype, tuning_);
   }
 
   /// The tensors whose rows are not aligned to 16 bytes.

@@ -10,6 +10,7 @@
 #include "gpu/cuda/common/gradient/list_plan.hpp"
 #include "gpu/cuda/common/gradient/plan.hpp"
 #include "gpu/cuda/common/gradient/sequence.cuh"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/portable/attention_backward/config.hpp"
 #include "gpu/cuda/portable/block_attention_backward/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
@@ -42,39 +43,27 @@ Result<void> accept(const Problem& problem) {
 
 using Launch = CudaStatus (*)(const Params&, int, Stream);
 
-template <class Element>
-Launch launch_of(int tuning, bool fused) {
-  const auto separate = [](auto row) -> Launch { return &launch_differentiate<Element, row.value>; };
-  const auto at_once = [](auto row) -> Launch { return &launch_fused<Element, row.value>; };
-  if (fused) return function_of_row<kTunings.size()>(tuning, at_once);
-  return function_of_row<kTunings.size()>(tuning, separate);
+Launch launch_of(DType dtype, bool fused, int tuning) {
+  return instance_of<kTunings.size()>(dtype, fused, tuning, [](auto of) -> Launch {
+    return of.kWith ? &launch_fused<typename decltype(of)::Element, of.kRow>
+                    : &launch_differentiate<typename decltype(of)::Element, of.kRow>;
+  });
 }
 
 enum class BiasedLaunch { separate, fused, dbias };
 
-template <class Element, BiasedLaunch kOf>
-Launch launch_of_biased(int tuning) {
-  return function_of_row<kBiasedTunings.size()>(tuning, [](auto row) -> Launch {
-    if constexpr (kOf == BiasedLaunch::separate) return &launch_biased<Element, row.value>;
-    if constexpr (kOf == BiasedLaunch::fused) return &launch_biased_fused<Element, row.value>;
-    if constexpr (kOf == BiasedLaunch::dbias) return &launch_dbias<Element, row.value>;
+template <BiasedLaunch kOf>
+Launch launch_of_biased(DType dtype, int tuning) {
+  return instance_of<kBiasedTunings.size()>(dtype, tuning, [](auto of) -> Launch {
+    if constexpr (kOf == BiasedLaunch::separate) return &launch_biased<typename decltype(of)::Element, of.kRow>;
+    if constexpr (kOf == BiasedLaunch::fused) return &launch_biased_fused<typename decltype(of)::Element, of.kRow>;
+    if constexpr (kOf == BiasedLaunch::dbias) return &launch_dbias<typename decltype(of)::Element, of.kRow>;
   });
 }
 
-template <BiasedLaunch kOf>
-Launch launch_of_biased(DType dtype, int tuning) {
-  return dtype == DType::f16 ? launch_of_biased<__half, kOf>(tuning) : launch_of_biased<__nv_bfloat16, kOf>(tuning);
-}
-
-using ListedLaunch = CudaStatus (*)(const listed::Params&, int, Stream);
-
-template <class Element>
-ListedLaunch listed_launch_of(int tuning) {
-  return function_of_row<listed::kTunings.size()>(tuning,
-                                                  [](auto row) -> ListedLaunch { return &listed::launch_listed<Element, row.value>; });
-}
-ListedLaunch listed_launch_of(DType dtype, int tuning) {
-  return dtype == DType::f16 ? listed_launch_of<__half>(tuning) : listed_launch_of<__nv_bfloat16>(tuning);
+auto listed_launch_of(DType dtype, int tuning) {
+  return instance_of<listed::kTunings.size()>(dtype, tuning,
+                                              [](auto of) { return &listed::launch_listed<typename decltype(of)::Element, of.kRow>; });
 }
 
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
@@ -183,7 +172,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
 
   Launch launch() const {
     const DType dtype = problem_.q_dtype;
-    if (!biased()) return dtype == DType::f16 ? launch_of<__half>(tuning_, fused_) : launch_of<__nv_bfloat16>(tuning_, fused_);
+    if (!biased()) return launch_of(dtype, fused_, tuning_);
     if (fused_) return launch_of_biased<BiasedLaunch::fused>(dtype, tuning_);
     return launch_of_biased<BiasedLaunch::separate>(dtype, tuning_);
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/portable/latent_attention/launch_plan.hpp"
 #include "gpu/cuda/portable/latent_attention/work.cuh"
 #include "op/common/division.hpp"

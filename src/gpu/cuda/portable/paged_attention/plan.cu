@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/portable/implementations.hpp"
 #include "gpu/cuda/portable/paged_attention/config.hpp"
 #include "gpu/cuda/portable/paged_attention/decoded/tuning.hpp"

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/common/target.cuh"
 #include "gpu/cuda/portable/attention/config.hpp"
 #include "gpu/cuda/portable/implementations.hpp"

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/portable/wide_attention/combine.cuh"
 #include "gpu/cuda/portable/wide_attention/config.hpp"
 #include "gpu/cuda/portable/wide_attention/plan.hpp"
@@ -22,9 +23,10 @@ constexpr int kLeastSplitKeys = 256;
 
 using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
-template <class Element, bool kPaged>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value, kPaged>>; });
+template <bool kPaged>
+Launch launch_of(DType dtype, int tuning) {
+  return instance_of<kTunings.size()>(
+      dtype, tuning, [](auto of) -> Launch { return &launch_attend<Config<typename decltype(of)::Element, of.kRow, kPaged>>; });
 }
 
 /// With batch_invariant, the number of rows does not choose the tile.
@@ -81,7 +83,7 @@ class State final : public PlanState<Problem, Args> {
   Result<void> compute(const Args& args, Workspace workspace, Stream stream, bool) const override {
     const Params params = filled(args, workspace);
     const DType dtype = problem_.q_dtype;
-    const Launch launch = dtype == DType::f16 ? launch_of<__half, kPaged>(index_) : launch_of<__nv_bfloat16, kPaged>(index_);
+    const Launch launch = launch_of<kPaged>(dtype, index_);
     Result<void> done = launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
     if (!done || params.splits.count == 1) return done;
     return launch_combine(params.splits, params.cu_seqlens_q, params.batch, dtype, stream);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm100/attention/config.hpp"
 #include "gpu/cuda/sm100/implementations.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
@@ -25,9 +26,9 @@ constexpr std::string_view kName = "cuda.sm100.attention";
 
 using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
-template <class Element>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value>>; });
+Launch launch_of(DType dtype, int tuning) {
+  return instance_of<kTunings.size()>(dtype, tuning,
+                                      [](auto of) -> Launch { return &launch_attend<Config<typename decltype(of)::Element, of.kRow>>; });
 }
 
 class State final : public PlanState<Problem, AttentionArgs> {
@@ -69,8 +70,7 @@ class State final : public PlanState<Problem, AttentionArgs> {
     params.out = args.out;
     params.lse = problem_.has_lse ? args.lse : nullptr;
     fill_lists(params, problem_, args);
-    const Launch launch = problem_.q_dtype == DType::f16 ? launch_of<__half>(index_) : launch_of<__nv_bfloat16>(index_);
-    return launch(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
+    return launch_of(problem_.q_dtype, index_)(params, static_cast<int>(work_tiles_), device_.ordinal, stream);
   }
 
   int index_;  ///< row of tuning.hpp

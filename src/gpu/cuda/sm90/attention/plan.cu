@@ -10,6 +10,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/combine_splits.cuh"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/attention/alibi/config.hpp"
 #include "gpu/cuda/sm90/attention/config.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
@@ -33,36 +34,26 @@ constexpr std::string_view kName = "cuda.sm90.attention", kName8Bit = "cuda.sm90
 
 using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
-template <class Element, bool kTransform>
-Launch launch_of(int tuning) {
-  return function_of_row<tunings_of(sizeof(Element) == 1).size()>(
-      tuning, [](auto row) -> Launch { return &launch_attend<Config<Element, row.value, kTransform>>; });
+template <bool kTransform>
+Launch e4m3_launch_of(int tuning) {
+  return function_of_row<tunings_of(true).size()>(
+      tuning, [](auto row) -> Launch { return &launch_attend<Config<__nv_fp8_e4m3, row.value, kTransform>>; });
 }
 Launch launch_of(DType dtype, bool transform, int tuning) {
-  if (dtype == DType::e4m3) return transform ? launch_of<__nv_fp8_e4m3, true>(tuning) : launch_of<__nv_fp8_e4m3, false>(tuning);
-  if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
-  return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
-}
-
-template <class Element, bool kTransform>
-Launch wide_launch_of(int tuning) {
-  return function_of_row<wide_attention::kTunings.size()>(
-      tuning, [](auto row) -> Launch { return &launch_attend<wide_attention::Config<Element, row.value, kTransform>>; });
+  if (dtype == DType::e4m3) return transform ? e4m3_launch_of<true>(tuning) : e4m3_launch_of<false>(tuning);
+  return instance_of<tunings_of(false).size()>(dtype, transform, tuning, [](auto of) -> Launch {
+    return &launch_attend<Config<typename decltype(of)::Element, of.kRow, of.kWith>>;
+  });
 }
 Launch wide_launch_of(DType dtype, bool transform, int tuning) {
-  if (dtype == DType::f16) return transform ? wide_launch_of<__half, true>(tuning) : wide_launch_of<__half, false>(tuning);
-  return transform ? wide_launch_of<__nv_bfloat16, true>(tuning) : wide_launch_of<__nv_bfloat16, false>(tuning);
+  return instance_of<wide_attention::kTunings.size()>(dtype, transform, tuning, [](auto of) -> Launch {
+    return &launch_attend<wide_attention::Config<typename decltype(of)::Element, of.kRow, of.kWith>>;
+  });
 }
 
-using AlibiLaunch = CudaStatus (*)(const alibi::Params&, int, int, Stream);
-
-template <class Element>
-AlibiLaunch alibi_launch_of(int tuning) {
-  return function_of_row<alibi::kTunings.size()>(
-      tuning, [](auto row) -> AlibiLaunch { return &alibi::launch_with_alibi<alibi::Config<Element, row.value>>; });
-}
-AlibiLaunch alibi_launch_of(DType dtype, int tuning) {
-  return dtype == DType::f16 ? alibi_launch_of<__half>(tuning) : alibi_launch_of<__nv_bfloat16>(tuning);
+auto alibi_launch_of(DType dtype, int tuning) {
+  return instance_of<alibi::kTunings.size()>(
+      dtype, tuning, [](auto of) { return &alibi::launch_with_alibi<alibi::Config<typename decltype(of)::Element, of.kRow>>; });
 }
 
 /// Declines problems with ALiBi that are left to others.
@@ -218,18 +209,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
     const int packed = params.packed(), keys = tuning_row().key_tile / tuning_row().cluster;
     std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
     tensors[2].columns = tensors[3].columns = params.head_dim_v;
-    const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
-    params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
-    params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
-    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
+    dense::fill_rows(params, tensors, {args.q, args.k, args.v, args.out}, dense::kWarpgroupRows / packed, keys);
     params.f32_out = problem_.out_dtype == DType::f32;
-    if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
-    if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
-    if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (stages_results(tuning_row(), !is_8bit())) {
-      if (Result<void> good = encode_stored_rows(params.out, tensors[3], packed); !good) return good;
-    }
+    if (Result<void> good = dense::encode_maps(params, tensors, packed, stages_results(tuning_row(), !is_8bit())); !good) return good;
     params.q_scale = dense::descale_of(problem_.q_scale, args.q_scale);
     params.k_scale = dense::descale_of(problem_.k_scale, args.k_scale);
     params.v_scale = dense::descale_of(problem_.v_scale, args.v_scale);

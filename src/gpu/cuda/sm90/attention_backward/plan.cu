@@ -8,6 +8,7 @@
 
 #include "gpu/cuda/common/gradient/list_plan.hpp"
 #include "gpu/cuda/common/gradient/plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/attention_backward/alibi/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/config.hpp"
 #include "gpu/cuda/sm90/attention_backward/separate_dq/query_tile.cuh"
@@ -67,39 +68,20 @@ Result<void> accept(const Problem& problem) {
   return dense::accept_dense(problem, tensors_of(problem));
 }
 
-using Launch = CudaStatus (*)(const Params&, int, Stream);
-
-template <class Element, bool kSoftcap>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning,
-                                          [](auto row) -> Launch { return &launch_differentiate<Config<Element, row.value, kSoftcap>>; });
-}
-Launch launch_of(DType dtype, bool softcap, int tuning) {
-  if (dtype == DType::f16) return softcap ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
-  return softcap ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
+auto launch_of(DType dtype, bool softcap, int tuning) {
+  return instance_of<kTunings.size()>(
+      dtype, softcap, tuning, [](auto of) { return &launch_differentiate<Config<typename decltype(of)::Element, of.kRow, of.kWith>>; });
 }
 
-using AlibiLaunch = CudaStatus (*)(const alibi::Params&, int, Stream);
-
-template <class Element>
-AlibiLaunch alibi_launch_of(int tuning) {
-  return function_of_row<alibi::kTunings.size()>(
-      tuning, [](auto row) -> AlibiLaunch { return &alibi::launch_with_alibi<alibi::Config<Element, row.value>>; });
-}
-AlibiLaunch alibi_launch_of(DType dtype, int tuning) {
-  return dtype == DType::f16 ? alibi_launch_of<__half>(tuning) : alibi_launch_of<__nv_bfloat16>(tuning);
+auto alibi_launch_of(DType dtype, int tuning) {
+  return instance_of<alibi::kTunings.size()>(
+      dtype, tuning, [](auto of) { return &alibi::launch_with_alibi<alibi::Config<typename decltype(of)::Element, of.kRow>>; });
 }
 
-using ListedLaunch = CudaStatus (*)(const listed::Params&, int, Stream);
-
-template <class Element, bool kSoftcap>
-ListedLaunch listed_launch_of(int tuning) {
-  return function_of_row<listed::kTunings.size()>(
-      tuning, [](auto row) -> ListedLaunch { return &listed::launch_listed<listed::Config<Element, row.value, kSoftcap>>; });
-}
-ListedLaunch listed_launch_of(DType dtype, bool softcap, int tuning) {
-  if (dtype == DType::f16) return softcap ? listed_launch_of<__half, true>(tuning) : listed_launch_of<__half, false>(tuning);
-  return softcap ? listed_launch_of<__nv_bfloat16, true>(tuning) : listed_launch_of<__nv_bfloat16, false>(tuning);
+auto listed_launch_of(DType dtype, bool softcap, int tuning) {
+  return instance_of<listed::kTunings.size()>(dtype, softcap, tuning, [](auto of) {
+    return &listed::launch_listed<listed::Config<typename decltype(of)::Element, of.kRow, of.kWith>>;
+  });
 }
 
 class State final : public PlanState<Problem, AttentionBackwardArgs> {
@@ -144,7 +126,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     if (has_no_rows(problem_)) return launch_finish(params, problem_.q_dtype, stream);
     if (Result<void> done = launch_prepare(params, problem_.q_dtype, stream); !done) return done;
     if (params.key_tiles > 0) {
-      const Launch differentiate = launch_of(problem_.q_dtype, params.softcap != 0, tuning_);
+      const auto differentiate = launch_of(problem_.q_dtype, params.softcap != 0, tuning_);
       if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
     }
     return params.leaks || params.dsink != nullptr ? launch_finish(params, problem_.q_dtype, stream) : Result<void>{};
@@ -163,7 +145,7 @@ class State final : public PlanState<Problem, AttentionBackwardArgs> {
     const DType dtype = problem_.q_dtype;
     if (Result<void> done = listed::launch_prepare(params, dtype, stream); !done) return done;
     if (params.key_tiles > 0) {
-      const ListedLaunch differentiate = listed_launch_of(dtype, params.softcap != 0, tuning_);
+      const auto differentiate = listed_launch_of(dtype, params.softcap != 0, tuning_);
       if (Result<void> done = differentiate(params, device_.ordinal, stream); !done) return done;
     }
     return listed::launch_finish(params, dtype, stream);

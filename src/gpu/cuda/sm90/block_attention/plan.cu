@@ -8,6 +8,7 @@
 
 #include "gpu/cuda/common/attention_plan.hpp"
 #include "gpu/cuda/common/block_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/block_attention/config.hpp"
 #include "gpu/cuda/sm90/block_attention/plan.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
@@ -21,16 +22,9 @@ namespace {
 
 using detail::declined;
 using Problem = detail::AttentionProblem;
-using Launch = CudaStatus (*)(const Params&, int, int, Stream);
-
-template <class Element, bool kTransform>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning,
-                                          [](auto row) -> Launch { return &launch_listed<Config<Element, row.value, kTransform>>; });
-}
-Launch launch_of(DType dtype, bool transform, int tuning) {
-  if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
-  return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
+auto launch_of(DType dtype, bool transform, int tuning) {
+  return instance_of<kTunings.size()>(dtype, transform, tuning,
+                                      [](auto of) { return &launch_listed<Config<typename decltype(of)::Element, of.kRow, of.kWith>>; });
 }
 
 class State final : public PlanState<Problem, AttentionArgs> {
@@ -80,17 +74,9 @@ class State final : public PlanState<Problem, AttentionArgs> {
   Result<void> fill(Params& params, const AttentionArgs& args) const {
     const int packed = params.packed(), keys = tuning_row().key_tile;
     const std::array<RowsDesc, 4> tensors = dense::forward_tensors(problem_, problem_.out_dtype);
-    const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
-    params.k = rows_of(tensors[1], any_keys ? args.k : args.q, keys);
-    params.v = rows_of(tensors[2], any_keys ? args.v : args.q, keys);
-    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
-    if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
-    if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
-    if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (attention::stages_results(tuning_row(), true)) {
-      if (Result<void> good = encode_stored_rows(params.out, tensors[3], packed); !good) return good;
-    }
+    dense::fill_rows(params, tensors, {args.q, args.k, args.v, args.out}, dense::kWarpgroupRows / packed, keys);
+    const bool stores = attention::stages_results(tuning_row(), true);
+    if (Result<void> good = dense::encode_maps(params, tensors, packed, stores); !good) return good;
     fill_lists(params, problem_, args);
     params.lse = problem_.has_lse ? args.lse : nullptr;
     params.lists = block_lists(problem_, args, keys);

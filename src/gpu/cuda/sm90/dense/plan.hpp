@@ -24,6 +24,31 @@ inline std::array<RowsDesc, 4> forward_tensors(const detail::AttentionProblem& p
            {"out", out_dtype, p.out, rows_q, p.heads, batch, p.head_dim_v, p.out_alignment}}};
 }
 
+/// Addresses of q, k, v and out.
+struct ForwardPointers {
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  void* out = nullptr;
+};
+
+/// The rows of a call in the parameters of a kernel, without their maps. `tokens` and `keys`: of a box.
+template <class Params>
+void fill_rows(Params& params, const std::array<RowsDesc, 4>& tensors, const ForwardPointers& to, int tokens, int keys) {
+  const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
+  params.q = rows_of(tensors[0], to.q, tokens);
+  params.k = rows_of(tensors[1], any_keys ? to.k : to.q, keys);
+  params.v = rows_of(tensors[2], any_keys ? to.v : to.q, keys);
+  params.out = rows_of(tensors[3], to.out, tokens);
+}
+
+/// Adds the maps. `packed`: heads of a box of queries. `stores`: whether results are stored by a map too.
+template <class Params>
+Result<void> encode_maps(Params& params, const std::array<RowsDesc, 4>& tensors, int packed, bool stores) {
+  if (Result<void> good = encode_rows(params.q, tensors[0], packed); !good) return good;
+  if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
+  if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
+  return stores ? encode_stored_rows(params.out, tensors[3], packed) : Result<void>{};
+}
+
 /// A causal mask without a window: later query tiles see more keys.
 inline bool is_causal_alone(const detail::AttentionCore& p) { return p.mask.left == kUnbounded && p.mask.right != kUnbounded; }
 

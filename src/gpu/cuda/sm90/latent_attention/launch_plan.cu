@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/latent_attention/launch_plan.hpp"
 #include "gpu/cuda/sm90/latent_attention/work.cuh"
 #include "gpu/tensor_map.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/implementations.hpp"
@@ -86,14 +87,10 @@ Result<void> accept(const Problem& problem) {
 
 using Launch = CudaStatus (*)(const Params&, int, int, Stream);
 
-template <class Element, bool kTransform>
-Launch launch_of(int kernel) {
-  return function_of_row<kKernels.size()>(
-      kernel, [](auto row) -> Launch { return &launch_attend<Config<Element, row_of(row.value), kTransform>>; });
-}
 Launch launch_of(DType dtype, bool transform, int kernel) {
-  if (dtype == DType::f16) return transform ? launch_of<__half, true>(kernel) : launch_of<__half, false>(kernel);
-  return transform ? launch_of<__nv_bfloat16, true>(kernel) : launch_of<__nv_bfloat16, false>(kernel);
+  return instance_of<kKernels.size()>(dtype, transform, kernel, [](auto of) -> Launch {
+    return &launch_attend<Config<typename decltype(of)::Element, row_of(of.kRow), of.kWith>>;
+  });
 }
 
 Launch launch_of_masked(DType dtype) {
@@ -163,13 +160,10 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
 
   /// Sets the fields that a run knows, but for tensor maps.
   void fill_arguments(Params& params, const PagedAttentionArgs& args) const {
-    const int packed = params.packed();
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
     const bool any_keys = problem_.blocks > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows / packed);
-    params.k = rows_of(tensors[1], any_keys ? args.k_cache : args.q, kGroupRows);
-    params.v = rows_of(tensors[2], any_keys ? args.v_cache : args.q, kGroupRows);
-    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows / packed);
+    const void *k = any_keys ? args.k_cache : args.q, *v = any_keys ? args.v_cache : args.q;
+    dense::fill_rows(params, tensors, {args.q, k, v, args.out}, dense::kWarpgroupRows / params.packed(), kGroupRows);
     params.block_table = args.block_table;
     params.kv_len = args.kv_len;
     params.cu_seqlens_q = args.cu_seqlens_q;
@@ -180,12 +174,8 @@ class State final : public PlanState<Problem, PagedAttentionArgs> {
 
   Result<void> fill_maps(Params& params) const {
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
-    if (Result<void> good = encode_rows(params.q, tensors[0], params.packed()); !good) return good;
-    if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
-    if (Result<void> good = encode_rows(params.v, tensors[2]); !good) return good;
-    if (attention::stages_results(tuning_row(), true)) {
-      if (Result<void> good = encode_stored_rows(params.out, tensors[3], params.packed()); !good) return good;
-    }
+    const bool stores = attention::stages_results(tuning_row(), true);
+    if (Result<void> good = dense::encode_maps(params, tensors, params.packed(), stores); !good) return good;
     if (Result<void> good = encode_pages(params.k_pages, tensors[1], params.k.data, tuning_row().head_dim_qk); !good) return good;
     if (Result<void> good = encode_pages(params.v_pages, tensors[2], params.v.data, tuning_row().head_dim_v); !good) return good;
     const Result<CUtensorMap> outside = encode_nan_rows(params.k, problem_.kv_dtype);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/dense/plan.hpp"
 #include "gpu/cuda/sm90/dense/storage.cuh"
 #include "gpu/cuda/sm90/dense/value_tiles.cuh"
@@ -82,11 +83,7 @@ class State final : public PlanState<Problem, QuantizedAttentionArgs> {
   /// Sets the fields that a run knows.
   Result<void> fill(Params& params, const QuantizedAttentionArgs& args, Workspace workspace) const {
     const std::array<RowsDesc, 4> tensors = tensors_of(problem_);
-    const bool any_keys = tensors[1].rows > 0;  // a tensor without rows has no memory
-    params.q = rows_of(tensors[0], args.q, dense::kWarpgroupRows);
-    params.k = rows_of(tensors[1], any_keys ? args.k : args.q, row().key_tile);
-    params.v = rows_of(tensors[2], any_keys ? args.v : args.q, row().key_tile);
-    params.out = rows_of(tensors[3], args.out, dense::kWarpgroupRows);
+    dense::fill_rows(params, tensors, {args.q, args.k, args.v, args.out}, dense::kWarpgroupRows, row().key_tile);
     if (Result<void> good = encode_rows(params.q, tensors[0]); !good) return good;
     if (Result<void> good = encode_rows(params.k, tensors[1]); !good) return good;
     if (Result<void> good = e4m3_values() ? Result<void>{} : encode_rows(params.v, tensors[2]); !good) return good;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/plan.hpp"
 #include "gpu/cuda/sm90/attention/one_wave/storage.cuh"
 #include "gpu/device_plan.hpp"
@@ -18,16 +19,9 @@ constexpr int kFewKeyTiles = 2;  // of a CTA: fewer cost less than a larger clus
 // Scores of the next key tile are awaited before a tile is released, and its release loads the tile after the next.
 static_assert(std::all_of(kTunings.begin(), kTunings.end(), [](const Tuning& row) { return row.turns == 1 || row.key_tiles > 2; }));
 
-using Launch = CudaStatus (*)(const Params&, dim3, int, Stream);
-
-template <class Element, bool kTransform>
-Launch launch_of(int tuning) {
-  return function_of_row<kTunings.size()>(tuning,
-                                          [](auto row) -> Launch { return &launch_attend<Config<Element, row.value, kTransform>>; });
-}
-Launch launch_of(DType dtype, bool transform, int tuning) {
-  if (dtype == DType::f16) return transform ? launch_of<__half, true>(tuning) : launch_of<__half, false>(tuning);
-  return transform ? launch_of<__nv_bfloat16, true>(tuning) : launch_of<__nv_bfloat16, false>(tuning);
+auto launch_of(DType dtype, bool transform, int tuning) {
+  return instance_of<kTunings.size()>(dtype, transform, tuning,
+                                      [](auto of) { return &launch_attend<Config<typename decltype(of)::Element, of.kRow, of.kWith>>; });
 }
 
 /// Most key tiles that a query tile sees some of.

@@ -2,7 +2,7 @@
 /// Launches of both kernels.
 #pragma once
 
-#include "gpu/cuda/common/attention_plan.hpp"
+#include "gpu/cuda/common/instances.hpp"
 #include "gpu/cuda/sm90/paged_attention/columns/scores.cuh"
 #include "gpu/cuda/sm90/paged_attention/columns/values.cuh"
 
