@@ -136,6 +136,9 @@ inline std::vector<IndexCase> index_cases() {
   }
   add("head_dim", "64", {.heads = 32, .head_dim = 64, .ranges = odd_ranges(300)});
   add("head_dim", "64-paged", {.rows = 4, .heads = 32, .head_dim = 64, .kv_len = {70, 3}});
+  add("gaps", "scales", {.heads = 32, .tokens = 700, .scale_misalignment = 4});
+  add("gaps", "scales-paged", {.rows = 3, .heads = 64, .kv_len = {0, 130, 900}, .scale_misalignment = 4});
+  add("gaps", "scales-two-each", {.rows = 6, .heads = 32, .kv_len = {65, 1, 600}, .scale_misalignment = 8});
   add("gaps", "unaligned", {.heads = 8, .gap = 3, .ranges = odd_ranges(300)});
   add("values", "nan", {.heads = 8, .nan = true});
   add("values", "nan-ranges", {.rows = 21, .heads = 33, .ranges = odd_ranges(300), .nan = true});

@@ -94,7 +94,7 @@ class IndexTrial final : public Trial {
   void make_keys() {
     desc_.k = with_gaps(contiguous(DType::e4m3, {spec_.tokens, spec_.head_dim}), spec_.gap);
     desc_.k_scale = contiguous(DType::f32, {spec_.tokens});
-    k_ = HostileTensor(desc_.k), scale_ = HostileTensor(desc_.k_scale);
+    k_ = HostileTensor(desc_.k), scale_ = HostileTensor(desc_.k_scale, spec_.scale_misalignment);
     desc_.has_first = desc_.has_last = !spec_.ranges.empty();
     if (spec_.ranges.empty()) return;
     first_ = vector_of(spec_.rows), last_ = vector_of(spec_.rows);
@@ -117,7 +117,8 @@ class IndexTrial final : public Trial {
     desc_.k_scale = contiguous(DType::f32, {blocks, spec_.page});
     desc_.k_scale.strides[0] = block_bytes / 4;
     k_ = HostileTensor(desc_.k, storage, 0);
-    scale_ = HostileTensor(desc_.k_scale, storage, spec_.page * spec_.head_dim / 4);
+    scale_ = spec_.scale_misalignment == 0 ? HostileTensor(desc_.k_scale, storage, spec_.page * spec_.head_dim / 4)
+                                           : HostileTensor(desc_.k_scale, spec_.scale_misalignment);
     desc_.block_table = contiguous(DType::i32, {batch, width});
     desc_.has_kv_len = true;
     table_ = HostileTensor(*desc_.block_table), kv_len_ = vector_of(batch);

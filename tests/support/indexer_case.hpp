@@ -54,6 +54,7 @@ struct IndexCase {
   std::int64_t columns = 0;                ///< paged; 0: as many as the longest sequence has
   std::int64_t blocks = 0;                 ///< paged, of a sequence; 0: as many as hold the columns
   bool keep_outside = false, nan = false;  ///< nan: codes of NaN in q and k
+  std::size_t scale_misalignment = 0;      ///< bytes; other than 0: paged scales have memory of their own
 };
 
 std::unique_ptr<Trial> bind(const TopkCase& spec);
