@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dense attention on this machine's GPU, forward. Checks each case on sampled query rows, times it by turns with PyTorch's
-cuDNN and FlashAttention-2 paths, and with flash-attn, FlashAttention-3 and FlashAttention-4 where they can be imported, and
-measures the ceilings beside it. Writes a JSON file."""
+cuDNN and FlashAttention-2 paths, and with flash-attn, FlashAttention-3 (also the wheel fa3-fwd) and FlashAttention-4 where they
+can be imported, and measures the ceilings beside it. Writes a JSON file."""
 
 import math
 from collections.abc import Callable
@@ -129,6 +129,12 @@ class Dense:
 
         return self.of_tokens(flash_attn_func)
 
+    def fa3_fwd(self) -> Tensor:
+        """FlashAttention-3 again, as PyPI has it."""
+        from fa3_fwd_interface import flash_attn_func
+
+        return self.of_tokens(flash_attn_func)
+
     def flash_attention_4(self) -> Tensor:
         from flash_attn.cute import flash_attn_func
 
@@ -146,6 +152,7 @@ class Dense:
         libraries = {
             "flash_attn": ("flash-attn", self.flash_attn),
             "flash_attn_interface": ("FlashAttention-3", self.flash_attention_3),
+            "fa3_fwd_interface": ("FlashAttention-3 (fa3-fwd)", self.fa3_fwd),
             "flash_attn.cute": ("FlashAttention-4", self.flash_attention_4),
         }
         return calls | dict(call for module, call in libraries.items() if importable(module))

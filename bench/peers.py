@@ -10,10 +10,12 @@ import torch
 PACKAGES = {
     "flash_attn": ("flash-attn", ("flash-attn",)),
     "flash_attn_interface": ("FlashAttention-3", ("flash-attn-3", "flash_attn_3")),
+    "fa3_fwd_interface": ("FlashAttention-3 (fa3-fwd)", ("fa3-fwd",)),
     "flash_attn.cute": ("FlashAttention-4", ("flash-attn-4",)),
     "flash_mla": ("FlashMLA", ("flash-mla",)),
     "flashinfer": ("FlashInfer", ("flashinfer-python",)),
     "sageattention": ("SageAttention", ("sageattention",)),
+    "deep_gemm": ("DeepGEMM", ("deep-gemm", "deep_gemm")),
 }
 
 

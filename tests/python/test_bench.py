@@ -25,6 +25,7 @@ SCRIPTS = {
     "paged_decode": ("decode", "pages", "head_dims", "prefill", "mixed", "append", "merge"),
     "kv_formats": ("decode", "pairs", "inline", "append", "append_inline"),
     "continuous_batching": ("cases",),
+    "indexer": ("logits", "lists"),
 }
 
 
@@ -94,10 +95,37 @@ def test_peers_of_dense_attention_are_asked_for_the_same(monkeypatch, causal):
     monkeypatch.syspath_prepend(str(BENCH))
     monkeypatch.setitem(sys.modules, "flash_attn", flash_attn)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_interface)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", flash_attn_interface)
     import dense_attention
 
     subject = dense_attention.Dense(dense_attention.Case(40, causal, heads=4, kv_heads=2, batch=2))
-    assert subject.can(subject.flash_attn) and subject.can(subject.flash_attention_3)
+    assert all(subject.can(peer) for peer in (subject.flash_attn, subject.flash_attention_3, subject.fa3_fwd))
+
+
+@pytest.mark.parametrize("case", ["flat", "causal", "paged", "two queries", "lengths"])
+def test_peers_of_the_indexer_are_asked_for_the_same(monkeypatch, case):
+    """By another module with the functions of Fovea's, which is asked as DeepGEMM is."""
+    from fovea.compat import deep_gemm
+
+    monkeypatch.syspath_prepend(str(BENCH))
+    library = type(sys)("deep_gemm")
+    library.__dict__.update({name: getattr(deep_gemm, name) for name in deep_gemm.__all__})
+    library.__spec__ = importlib.machinery.ModuleSpec("deep_gemm", None)
+    monkeypatch.setitem(sys.modules, "deep_gemm", library)
+    import indexer
+
+    cases = {
+        "flat": indexer.Flat(20, 90, 8),
+        "causal": indexer.Flat(20, 90, 8, causal=True),
+        "paged": indexer.Paged(3, 1, 150, 8),
+        "two queries": indexer.Paged(3, 2, 150, 8),
+        "lengths": indexer.Paged(3, 2, 150, 8, least_len=70, columns=400),
+    }
+    subject = indexer.subject_of(cases[case])
+    assert subject.peers(shared=False).keys() == {"DeepGEMM"}
+    subject.k.view(torch.uint8)[:] = 0x7F  # NaN: the next check cannot pass
+    with pytest.raises(ArithmeticError):
+        subject.check()
 
 
 def test_versions_of_peers(monkeypatch):
