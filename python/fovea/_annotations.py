@@ -89,7 +89,7 @@ class Arguments:
         }
 
     def _unusual(self, name: str, tensor: Tensor) -> str | None:
-        return None if self._nested and tensor.is_nested else _unusual(name, tensor)
+        return None if self._nested and tensor.is_nested else unusual(name, tensor)
 
     def _wrong_rank(self, name: str, tensor: Tensor) -> str | None:
         axes = self._axes.get(name)
@@ -102,7 +102,8 @@ def _rank(axes: str) -> int:
     return axes.count(",") + 1
 
 
-def _unusual(name: str, tensor: Tensor) -> str | None:
+def unusual(name: str, tensor: Tensor) -> str | None:
+    """Why no function of this package takes the tensor, or None."""
     if tensor.is_nested:
         return f"{name}: got a nested tensor, want a padded one, or the rows of a ragged batch with cu_seqlens"
     if tensor.layout != torch.strided:

@@ -35,7 +35,7 @@ _HALF_BYTES = {name for name, format in kv_formats().items() if format.bits == 4
 
 
 def _new_out(q: Tensor, v_cache: Tensor, v_format: str) -> Tensor:
-    if v_format in _HALF_BYTES:
+    if v_format in _HALF_BYTES and v_cache.dim() > 0:
         return q.new_empty((*q.shape[:-1], 2 * v_cache.shape[-1]))
     return empty_out(q, v_cache)
 

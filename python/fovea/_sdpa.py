@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fovea._annotations import unusual
 from fovea._attention import attention
 from fovea._calls import adapted
 from fovea._nested import check_nested, nested_attention
 
 _ROWS = "batch, head, seq, head_dim"
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Of results. A query of another dtype has results of bfloat16, or is refused by its dtype."""
 
 
 _NAMES = {
@@ -20,6 +23,7 @@ _NAMES = {
     "k": "key",
     "v": "value",
     "causal": "is_causal",
+    "bias": "attn_mask",
     "cu_seqlens_q": "query.offsets()",
     "cu_seqlens_k": "key.offsets()",
 }
@@ -91,15 +95,18 @@ def _mask(query: Tensor, attn_mask: Tensor | None, is_causal: bool) -> dict[str,
 
 
 def _bias(query: Tensor, attn_mask: Tensor) -> Tensor:
-    """A mask of torch as a bias of four axes."""
+    """A mask of torch as a bias of four axes. Functions of torch's get it first: they would read past the end of its storage."""
+    if wrong := unusual("attn_mask", attn_mask):
+        raise ValueError(wrong)
     if attn_mask.dim() > 4:
         raise ValueError(f"attn_mask.dim(): got {attn_mask.dim()}, want 4 at most ([batch, head, seq_q, seq_k])")
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    dtype = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype if query.dtype in _FLOATS else torch.float32
     if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
     if not mask.is_floating_point():
-        raise ValueError(f"attn_mask.dtype: got {mask.dtype}, want torch.bool or {query.dtype}")
-    return mask.to(query.dtype)
+        raise ValueError(f"attn_mask.dtype: got {mask.dtype}, want torch.bool or {dtype}")
+    return mask.to(dtype)
 
 
 def _token_major(tensor: Tensor) -> Tensor:

@@ -17,6 +17,10 @@ _NAMES = (
     (r"\bhas_scale\b", "cache_scale"),
     (r"\b(?:ragged\.)?max_seq_(?=[qk]\b)", "max_seqlen_"),
     (r"\bparts\[(\d+)\]\.(out|lse)\b", r"\2s[\1]"),
+    (r"\b(full|partial)_block_(counts|indices|bits)\b", r"block_mask.\1_\2"),
+    (r"\bblock_q(?=: got)", "block_mask.block_size[0]"),
+    (r"\bblock_k(?=: got)", "block_mask.block_size[1]"),
+    (r"^ragged(?=: got bounds)", "cu_seqlens_q"),
 )
 _K_OR_V = r"\b([kv])(?=\.(?:shape|strides|dtype|rank)\b)"
 

@@ -296,18 +296,18 @@ def test_what_bad_masks_get():
     good = fovea.BlockMask.from_blocks(blocks, SIZE)
     with pytest.raises(TypeError, match=r"block_mask: got int, want a fovea\.BlockMask"):
         fovea.attention(q, k, v, block_mask=3)
-    with pytest.raises(ValueError, match=r"full_block_counts\.shape\[2\] \(q_block\): got 5, want 3"):
+    with pytest.raises(ValueError, match=r"^block_mask\.full_counts\.shape\[2\] \(q_block\): got 5, want 3"):
         fovea.attention(q[:, :96], k, v, block_mask=good)
-    with pytest.raises(ValueError, match="block_k: got 48, want a multiple of 32"):
+    with pytest.raises(ValueError, match=r"^block_mask\.block_size\[1\]: got 48, want a multiple of 32"):
         fovea.attention(q, k, v, block_mask=fovea.BlockMask(good.full_counts, good.full_indices, block_size=(32, 48)))
-    with pytest.raises(ValueError, match="full_block_counts: got none, want a tensor"):
+    with pytest.raises(ValueError, match=r"^block_mask\.full_counts: got none, want a tensor"):
         fovea.attention(q, k, v, block_mask=fovea.BlockMask(None, good.full_indices, block_size=SIZE))
-    with pytest.raises(ValueError, match="partial_block_bits: got none, want a tensor"):
+    with pytest.raises(ValueError, match=r"^block_mask\.partial_bits: got none, want a tensor"):
         lists = (good.full_counts, good.full_indices)
         fovea.attention(q, k, v, block_mask=fovea.BlockMask(*lists, *lists, block_size=SIZE))
-    with pytest.raises(ValueError, match=r"full_block_counts\.shape\[0\] \(batch\): got 3, want 2"):
+    with pytest.raises(ValueError, match=r"^block_mask\.full_counts\.shape\[0\] \(batch\): got 3, want 2"):
         fovea.attention(q, k, v, block_mask=fovea.BlockMask.from_blocks(blocks.expand(3, 1, 5, 3), SIZE))
-    with pytest.raises(ValueError, match="ragged: got bounds, want none"):
+    with pytest.raises(ValueError, match=r"^cu_seqlens_q: got bounds, want none"):
         cu = torch.tensor([0, SEQ], dtype=torch.int32)
         fovea.attention(q[0], k[0], v[0], cu_seqlens_q=cu, cu_seqlens_k=cu, block_mask=good)
     with pytest.raises(ValueError, match=r"mask: got torch.int64 \[5, 3\], want bool"):

@@ -49,6 +49,16 @@ def test_gradients_of_ragged_batches(cu_q, cu_k, attention_implementation):
     check_zero_gradients(fovea.attention(q, k, v, sink=sink, return_lse=True, **options), (q, k, v, sink))
 
 
+@pytest.mark.parametrize("bounds", [(0, 2), (5, 0), (0, 0)])
+def test_a_bias_of_bounds_without_rows_or_keys(bounds, attention_implementation):
+    """There are rows and keys, but the bounds leave sequences none, and so the bias has no element."""
+    q, k = torch.randn(5, 2, 16), torch.randn(2, 2, 16)
+    cu = torch.zeros(2, dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": bounds[0], "max_seqlen_k": bounds[1]}
+    out = fovea.attention(q, k, k, bias=torch.empty(1, 1, *bounds), **lengths, implementation=attention_implementation)
+    assert torch.equal(out, torch.zeros_like(q))
+
+
 def test_strides_of_tensors_without_elements_do_not_matter():
     q, k = torch.zeros(1).expand(2, 0, 4, 16), torch.randn(2, 2, 16, 5).transpose(2, 3)[:, :, :0].transpose(1, 2)
     assert fovea.attention(q, k, k).shape == (2, 0, 4, 16)

@@ -104,3 +104,28 @@ def test_order_of_arguments():
 def test_refusals(options, error, message):
     with pytest.raises(error, match=message):
         fovea.scaled_dot_product_attention(**dict(zip(("query", "key", "value"), inputs(), strict=True)) | options)
+
+
+def test_a_mask_is_named_as_it_is_given():
+    q, k, v = (tensor.detach() for tensor in inputs())
+    with pytest.raises(ValueError, match=r"^attn_mask\.shape\[3\] \(seq_k\): got 8, want 1 or 9$"):
+        fovea.scaled_dot_product_attention(q, k, v, torch.zeros(5, 8))
+    mask = torch.ones(5, 9, dtype=torch.bool)
+    mask.untyped_storage().resize_(1)
+    with pytest.raises(ValueError, match=r"^attn_mask\.storage: got 1 bytes, want at least 45$"):
+        fovea.scaled_dot_product_attention(q, k, v, mask)
+    rows = torch.nested.nested_tensor([torch.zeros(5, 9)], layout=torch.jagged)
+    with pytest.raises(ValueError, match=r"^attn_mask: got a nested tensor"):
+        fovea.scaled_dot_product_attention(q, k, v, rows)
+    with pytest.raises(ValueError, match=r"^query\.dtype: got torch\.int32"):
+        fovea.scaled_dot_product_attention(q.int(), k, v, torch.ones(5, 9, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_a_mask_of_e4m3_rows_has_the_dtype_of_their_result(added):
+    rows = [tensor.detach().to(torch.float8_e4m3fn) for tensor in inputs()]
+    mask = torch.arange(9)[None] % 5 < 3
+    given = torch.where(mask, 0.0, -torch.inf) if added else mask
+    out = fovea.scaled_dot_product_attention(*rows, given)
+    want = theirs(*(tensor.float() for tensor in rows), attn_mask=mask)
+    torch.testing.assert_close(out, want.bfloat16(), rtol=2e-2, atol=1e-2)

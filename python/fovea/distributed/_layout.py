@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from fovea._annotations import unusual
 from fovea._calls import adapted
 from fovea.distributed._checks import MOST_RANKS, one_of, place, within
 from fovea.distributed._exchange import gather
@@ -152,6 +153,8 @@ def shard(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     """A rank's part of a tensor that every rank has: ``[batch, seq, ...]``, or ragged ``[total, ...]``. Differentiable."""
     dim = 0 if layout.ragged else 1
     total = sum(layout.sequences)
+    if wrong := unusual("tensor", tensor):
+        raise ValueError(wrong)
     if tensor.dim() <= dim or tensor.shape[dim] != total:
         got = tuple(tensor.shape)
         raise ValueError(f"tensor.shape: got {got}, want {total} in dimension {dim}, the lengths of the layout")

@@ -8,17 +8,18 @@ namespace {
 
 constexpr std::array<std::string_view, 4> kScaleAxes{"block", "page", "kv_head", "group"};
 
-void check_codes(Checker& check, const KvSide& side, const KvRowFormat& format, std::int64_t head_dim, std::string_view source) {
+void check_codes(Checker& check, const KvSide& side, const KvRowFormat& format, const HeadDim& head_dim) {
   if (!check.ok()) return;
   const TensorDesc& codes = side.cache.desc;
   if (!format.accepts_codes(codes.dtype)) {
     check.fail(invalid(std::string(side.names.cache) + ".dtype", name_of(codes.dtype),
                        std::string(format.code == KvCode::e4m3 ? "e4m3 or i8" : "i8 (bytes)").append(" of ").append(format.name)));
   }
-  check.expect(!check.ok() || head_dim % format.dim_step() == 0, source, head_dim,
+  const std::string subject = std::string(head_dim.tensor).append(".shape[2] (").append(head_dim.axis).append(")");
+  check.expect(!check.ok() || head_dim.extent % format.dim_step() == 0, subject, head_dim.extent,
                "a multiple of " + std::to_string(format.dim_step()) + " (" + std::string(format.name) + ")");
   if (!check.ok()) return;
-  check_extent(check, side.cache, 3, format.code_bytes(head_dim), "bytes of codes of " + std::string(format.name));
+  check_extent(check, side.cache, 3, format.code_bytes(head_dim.extent), "bytes of codes of " + std::string(format.name));
 }
 
 void check_scale_cache(Checker& check, const KvSide& side, const KvRowFormat& format, std::int64_t head_dim) {
@@ -47,19 +48,19 @@ void check_scale_cache(Checker& check, const KvSide& side, const KvRowFormat& fo
 
 }  // namespace
 
-void check_kv_side(Checker& check, const KvSide& side, std::int64_t head_dim, std::string_view source, std::span<const DType> rows) {
+void check_kv_side(Checker& check, const KvSide& side, const HeadDim& head_dim, std::span<const DType> rows) {
   if (!check.ok()) return;
   const KvRowFormat* format = kv_row_format(side.format);
   check.expect(format != nullptr || side.format == KvFormat::rows, side.names.format, static_cast<std::int64_t>(side.format), "a KvFormat");
   if (!check.ok()) return;
   if (format == nullptr) {
     check_values(check, side.cache, rows);
-    check_extent(check, side.cache, 3, head_dim, source);
+    check_extent(check, side.cache, 3, head_dim.extent, std::string(head_dim.axis).append(" of ").append(head_dim.tensor));
     check.expect(!side.scale_cache.has_value(), side.names.scale_cache, "a tensor", "none (only formats have scales of rows)");
     return check_scale(check, side.names.scale, side.scale, side.cache.desc.dtype);
   }
-  check_codes(check, side, *format, head_dim, source);
-  check_scale_cache(check, side, *format, head_dim);
+  check_codes(check, side, *format, head_dim);
+  check_scale_cache(check, side, *format, head_dim.extent);
   if (check.ok() && side.scale && !format->has_global) {
     check.fail(invalid(side.names.scale, std::string("a scale for ").append(format->name), "none (its rows have scales of their own)"));
   }

@@ -27,8 +27,14 @@ struct KvSide {
   const std::optional<TensorDesc>& scale_cache;
 };
 
-/// The side has codes of `head_dim` values in a row, which come from `source`, with the scales that the format wants. Plain rows have the
-/// extent itself, and one of the dtypes `rows`.
-void check_kv_side(Checker& check, const KvSide& side, std::int64_t head_dim, std::string_view source, std::span<const DType> rows);
+/// The tensor whose last extent, that of axis 2, is a side's head dim.
+struct HeadDim {
+  std::string_view tensor, axis;  ///< "q", "head_dim_qk"
+  std::int64_t extent = 0;
+};
+
+/// The side has codes of as many values in a row, with the scales that the format wants. Plain rows have the extent itself, and one of the
+/// dtypes `rows`.
+void check_kv_side(Checker& check, const KvSide& side, const HeadDim& head_dim, std::span<const DType> rows);
 
 }  // namespace fovea::detail

@@ -35,9 +35,9 @@ void check_caches(Checker& check, const Tensors& t, const KvSide& k, const KvSid
   const std::array cache{t.q.desc.dtype, DType::e4m3};
   const std::array key{t.k_cache.desc.dtype};
   const bool plain_v = v.format == KvFormat::rows, plain = plain_v && k.format == KvFormat::rows;
-  check_kv_side(check, k, t.q.desc.shape[2], "head_dim_qk of q", cache);
+  check_kv_side(check, k, {"q", "head_dim_qk", t.q.desc.shape[2]}, cache);
   if (plain_v) check_extent(check, t.out, 2, t.v_cache.desc.shape[3], "head_dim_v of v_cache");
-  check_kv_side(check, v, t.out.desc.shape[2], "head_dim_v of out", plain ? std::span<const DType>(key) : cache);
+  check_kv_side(check, v, {"out", "head_dim_v", t.out.desc.shape[2]}, plain ? std::span<const DType>(key) : cache);
 }
 
 void check_shapes(Checker& check, const Tensors& t) {

@@ -24,7 +24,7 @@ void check_side(Checker& check, const NamedTensor& rows, const KvSide& side, con
   const std::array same{plain ? other->cache.desc.dtype : rows.desc.dtype};
   if (side.format == KvFormat::rows) check_values(check, cache, cache_dtypes);
   check_extent(check, cache, 2, rows.desc.shape[1], "kv_head of the new rows");
-  check_kv_side(check, side, rows.desc.shape[2], "head_dim of the new rows", plain ? std::span<const DType>(same) : cache_dtypes);
+  check_kv_side(check, side, {rows.name, "head_dim", rows.desc.shape[2]}, plain ? std::span<const DType>(same) : cache_dtypes);
   check.expect(!check.ok() || cache.desc.shape[1] >= 1, "k_cache.shape[1] (page)", cache.desc.shape[1], "1 or more");
 }
 
