@@ -9,7 +9,7 @@ from torch import Tensor
 import fovea
 import int8
 import plain
-from definitions import E4M3, Want, blank, put, scores_of, spans
+from definitions import E4M3, Undecided, Want, blank, put, scores_of, spans
 
 
 def sequences(tensor: Tensor, cu_seqlens: Tensor | None) -> list:
@@ -55,7 +55,10 @@ def quantize_qk_int8(a: SimpleNamespace) -> dict[str, Want]:
         if smooth and len(k):
             own = k.double().mean(dim=0)
             put(mean, b, Want(own, 1e-5 * float(k.nan_to_num(0.0).abs().max()) + 1e-9))
+            least = 1e-5 * float(k.nan_to_num(0.0).abs().max())
             k = k - own.float()
+            if float(k.nan_to_num(0.0).abs().max()) <= least:
+                raise Undecided("keys that are their mean: codes of its rounding")
         own = (q.double() * mean[0][b].repeat_interleave(group, dim=0)).sum(dim=-1)
         if len(k):
             put(
@@ -110,10 +113,10 @@ def judged(expected: plain.Expected, a: SimpleNamespace, dtype: torch.dtype, v_d
     """AMX rounds weights and values to bfloat16, whatever out's dtype. GPUs round weights of e4m3 values to e4m3."""
     eps = 2**-4 if getattr(a, "from_gpu", False) and v_dtype == torch.float8_e4m3fn else 2**-8
     roundoff = max(torch.finfo(dtype).eps, eps) / 2
-    weight = expected.weight.nan_to_num(0.0)
-    return Want(expected.out, 8 * roundoff * weight + 1e-6), Want(
-        expected.lse, 2e-3 + expected.lse.abs().nan_to_num(0.0, 0.0, 0.0) * 2**-12
-    )
+    size = expected.lse.abs().nan_to_num(0.0, 0.0, 0.0)
+    bound = 8 * roundoff * expected.weight.nan_to_num(0.0) + 1e-6
+    bound = bound.masked_fill(size[..., None] > 1e4, torch.inf)  # scores so large that rounding decides about weights
+    return Want(expected.out, bound), Want(expected.lse, 2e-3 + size * 2**-12)
 
 
 def quantized_attention(a: SimpleNamespace) -> dict[str, Want]:
@@ -127,7 +130,8 @@ def quantized_attention(a: SimpleNamespace) -> dict[str, Want]:
     for b, (at_q, at_k) in enumerate(zip(rows, keys, strict=True)):
         count_q, count_k = len(a.qk.q[at_q]), len(a.qk.k[at_k])
         groups_q, groups_k = len(int8.query_groups(count_q, *kind)), len(int8.key_groups(count_k, *kind))
-        shift = None if a.qk.lse_shift is None else a.qk.lse_shift[at_q].T if ragged else a.qk.lse_shift[at_q]
+        shift = a.qk.lse_shift if a.return_lse or a.lse is not None else None  # not looked at without lse
+        shift = None if shift is None else shift[at_q].T if ragged else shift[at_q]
         qk = fovea.QuantizedQk(
             a.qk.q[at_q],
             a.qk.k[at_k],

@@ -38,6 +38,80 @@ def qkv(draw: Draw, dims: tuple[int, int], dtype: torch.dtype) -> Call:
     return call | draw.some(max_seqlen_q=max(rows), max_seqlen_k=max(keys))
 
 
+def packed_bits(draw: Draw, q: torch.Tensor, lengths: list[tuple[int, int]], most: int) -> Call:
+    """A packed mask for sequences of so many rows and keys, at most ``most``: rows of bits, or whole bytes for each row of q."""
+    tail = draw.one_of(None, draw.randint(1, 9))
+    masks = [torch.rand(rows, keys if tail is None else tail) < 0.6 for rows, keys in lengths]
+    call = {} if tail is None else {"mask_tail": tail}
+    if draw.random() < 0.5:
+        garbage = torch.full((draw.randint(0, 1),), 255, dtype=torch.uint8)
+        parts = [torch.cat([fovea.pack_mask(mask.flatten()), garbage]) for mask in masks]
+        if len(parts) != 1 or draw.random() < 0.5:
+            call["mask_indptr"] = draw.ends([len(part) for part in parts])
+        return call | {"packed_mask": torch.cat(parts)}
+    wide = -(-(most if tail is None else tail) // 8) + draw.randint(0, 1)
+    packed = torch.full((*q.shape[:-2], wide), 255, dtype=torch.uint8)
+    rows = packed.flatten(0, -2)
+    for row, seen in enumerate(row for mask in masks for row in mask):
+        own = fovea.pack_mask(seen)
+        rows[row, : len(own)] = own
+    return call | {"packed_mask": packed}
+
+
+def block_lists(draw: Draw, batch: int, head: int, seq_q: int, seq_k: int) -> fovea.BlockMask:
+    """Lists of a random mask. Slots behind the counts are garbage, and a list may name a block that is not there."""
+    size = draw.one_of((32, 64), (64, 32), (64, 64))
+    shape = draw.one_of(1, batch), draw.one_of(1, head), seq_q, seq_k
+    kind = draw.randrange(3)
+    if kind == 0:
+        blocks = torch.rand(*shape[:2], -(-seq_q // size[0]), -(-seq_k // size[1])) < 0.6
+        mask = fovea.BlockMask.from_blocks(blocks, size)
+    else:
+        visible = torch.rand(shape) < draw.one_of(0.02, 0.6)
+        visible[:, :, : seq_q // 2] = draw.one_of(True, False)
+        mask = fovea.BlockMask.from_mask(visible, size)
+    for counts, indices in ((mask.full_counts, mask.full_indices), (mask.partial_counts, mask.partial_indices)):
+        if counts is not None and indices is not None:
+            behind = torch.arange(indices.shape[-1]) >= counts[..., None]
+            indices[behind] = draw.one_of(-7, 0, 2147480000)
+            if kind == 0 and draw.random() < 0.3:
+                indices[(~behind) & (torch.rand(indices.shape) < 0.2)] = draw.one_of(-1, 1000)
+    return mask
+
+
+def score_terms(draw: Draw, call: Call, dtype: torch.dtype) -> Call:
+    """Masks, biases and dropout of dense attention, some of them."""
+    q, k, lengths = call["q"], call["k"], pairs_of(call)
+    head, batch = q.shape[-2], len(lengths)
+    most = [
+        tensor.shape[1] if tensor.dim() == 4 else call.get(f"max_seqlen_{side}", len(tensor))
+        for side, tensor in (("q", q), ("k", k))
+    ]
+    kind = draw.choice(("none", "none", "packed", "blocks", "terms"))
+    if kind == "packed":
+        return packed_bits(draw, q, lengths, most[1])
+    if kind == "blocks" and q.dim() == 4:
+        return {"block_mask": block_lists(draw, batch, head, *most)}
+    if kind != "terms":
+        return {}
+    shape = draw.one_of(1, batch), draw.one_of(1, head), *(draw.one_of(1, each, each) for each in most)
+    bias = draw.rows(*shape, dtype=dtype)
+    if bias.numel() and draw.random() < 0.2:
+        bias[0, 0, 0, 0] = -torch.inf
+    terms = draw.some(alibi_slopes=draw.rows(*draw.one_of((head,), (batch, head))).abs(), bias=bias)
+    if draw.random() < 0.4:
+        state = torch.tensor([draw.randint(0, 1 << 40), draw.randint(0, 1 << 33)])
+        terms |= {"dropout_p": draw.uniform(0.05, 0.9), "dropout_state": state}
+    return terms
+
+
+def pairs_of(call: Call) -> list[tuple[int, int]]:
+    """Rows and keys of each sequence."""
+    if "cu_seqlens_q" not in call:
+        return [(call["q"].shape[1], call["k"].shape[1])] * len(call["q"])
+    return list(zip(*(call[f"cu_seqlens_{side}"].diff().tolist() for side in "qk"), strict=True))
+
+
 def outputs(draw: Draw, call: Call, dv: int, dtype: torch.dtype) -> Call:
     q = call["q"]
     lse = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else tuple(q.shape[:2])
@@ -52,7 +126,8 @@ def attention(draw: Draw) -> Call:
     )
     if dtype == E4M3:
         call |= draw.some(q_scale=0.5, k_scale=draw.rows(1).abs() + 0.1, v_scale=draw.rows(call["k"].shape[-2]).abs() + 0.1)
-    call |= outputs(draw, call, dims[1], torch.bfloat16 if dtype == E4M3 else dtype)
+    result = torch.bfloat16 if dtype == E4M3 else dtype
+    call |= outputs(draw, call, dims[1], result) | score_terms(draw, call, result)
     return call | draw.some(batch_invariant=True, deterministic=True) | implementation(draw, "attention")
 
 
@@ -62,11 +137,13 @@ def attention_backward(draw: Draw) -> Call:
     call |= draw.scores(
         softcap=draw.uniform(1, 9), sink=draw.rows(call["q"].shape[-2]), anchor=draw.one_of("top_left", "bottom_right")
     )
+    call |= score_terms(draw, call, dtype)
     forward = definitions.attention(definitions.with_defaults(fovea.attention, call))
     call["out"] = draw.within(forward["out"].value.to(dtype))
     call["lse"] = draw.within(forward["lse"].value.float())
     call["dout"] = draw.rows(*call["out"].shape, dtype=dtype)
     call |= draw.some(dlse=draw.rows(*call["lse"].shape), deterministic=True)
+    call |= draw.some(bias_gradient=True) if "bias" in call else {}
     return call | implementation(draw, "attention_backward")
 
 
@@ -75,10 +152,46 @@ def scaled_dot_product_attention(draw: Draw) -> Call:
     batch, seq_q, seq_k, dim = draw.randint(1, 2), draw.randint(1, 7), draw.randint(1, 9), draw.one_of(16, 64)
     call = {"query": draw.rows(batch, head, seq_q, dim, dtype=dtype)}
     call |= {name: draw.rows(batch, kv_head, seq_k, dim, dtype=dtype) for name in ("key", "value")}
-    return call | {"enable_gqa": True} | draw.some(is_causal=True, scale=0.3)
+    call |= {"enable_gqa": True} | draw.some(scale=0.3)
+    if draw.random() < 0.5:
+        return call | draw.some(is_causal=True)
+    shape = draw.one_of((seq_q, seq_k), (batch, 1, seq_q, seq_k), (1, head, 1, seq_k), (head, seq_q, seq_k))
+    return call | {"attn_mask": draw.one_of(draw.within(torch.rand(shape) < 0.7), draw.rows(*shape, dtype=dtype))}
+
+
+def codes(draw: Draw, blocks: int, page: int, kv_head: int, dims: tuple[int, int]) -> Call:
+    """Caches of K and V in formats of codes; of rows at times where the other has codes. Every slot has a row."""
+    call: Call = {}
+    for name, dim in zip("kv", dims, strict=True):
+        format = draw.choice([*fovea.kv_formats()])
+        kind = fovea.kv_formats()[format]
+        options = {"scale_dtype": torch.float16} if kind.scale == "token" and draw.random() < 0.3 else {}
+        inline = {"inline": True} if kind.scale != "none" and draw.random() < 0.3 else {}
+        cache, scales = kind.empty(blocks, page, kv_head, dim, **options, **inline)
+        call |= {f"{name}_cache": cache, f"{name}_format": format} | ({} if scales is None else {f"{name}_scale_cache": scales})
+        if kind.has_global:
+            call |= draw.some(**{f"{name}_scale": draw.one_of(0.5, torch.tensor([0.25]))})
+    return call
+
+
+def paged_codes(draw: Draw) -> Call:
+    """As paged_attention, over caches of codes."""
+    (head, kv_head), page, batch, dtype = draw.heads(), draw.one_of(1, 4, 16), draw.randint(1, 3), draw.one_of(*FLOATS)
+    lengths, rows = draw.lengths(batch, 20), draw.lengths(batch, 4)
+    table, blocks = draw.blocks(lengths, page)
+    dims = draw.one_of((64, 64), (64, 128), (32, 32))
+    call = codes(draw, blocks, page, kv_head, dims)
+    new = (torch.randn(blocks * page, kv_head, dim).to(dtype) for dim in dims)
+    fovea.paged_cache_append(*new, slot_mapping=torch.arange(blocks * page), **call)
+    call |= {"q": draw.rows(sum(rows), head, dims[0], dtype=dtype), "block_table": table, "kv_len": draw.int32(lengths)}
+    call |= {"cu_seqlens_q": draw.ends(rows)} | draw.some(max_seqlen_q=max(rows))
+    call |= draw.scores(softcap=draw.uniform(1, 9), sink=draw.rows(head), max_kv_len=max(lengths))
+    return call | outputs(draw, call, dims[1], dtype) | draw.some(batch_invariant=True) | implementation(draw, "paged_attention")
 
 
 def paged_attention(draw: Draw) -> Call:
+    if draw.random() < 0.3:
+        return paged_codes(draw)
     (head, kv_head), (dqk, dv), page = draw.heads(), draw.one_of((16, 16), (64, 64), (24, 40)), draw.one_of(1, 4, 16)
     batch, dtype = draw.randint(1, 3), draw.one_of(*FLOATS)
     lengths, rows = draw.lengths(batch, 20), [1] * batch if draw.random() < 0.4 else draw.lengths(batch, 4)
@@ -90,12 +203,23 @@ def paged_attention(draw: Draw) -> Call:
     if rows != [1] * batch or draw.random() < 0.5:
         call |= {"cu_seqlens_q": draw.ends(rows)} | draw.some(max_seqlen_q=max(rows))
     call |= draw.scores(softcap=draw.uniform(1, 9), sink=draw.rows(head), max_kv_len=max(lengths))
+    if draw.random() < 0.3:
+        call |= packed_bits(draw, call["q"], list(zip(rows, lengths, strict=True)), call.get("max_kv_len", table.shape[1] * page))
     if stored == E4M3:
         call |= draw.some(k_scale=draw.rows(kv_head).abs() + 0.1, v_scale=0.25)
     return call | outputs(draw, call, dv, dtype) | draw.some(batch_invariant=True) | implementation(draw, "paged_attention")
 
 
 def paged_cache_append(draw: Draw) -> Call:
+    if draw.random() < 0.3:
+        count, kv_head, dims, dtype = draw.randint(0, 5), draw.randint(1, 3), draw.one_of((32, 64), (64, 64)), draw.one_of(*FLOATS)
+        call = codes(draw, 3, 4, kv_head, dims)
+        call |= {name: draw.rows(count, kv_head, dim, dtype=dtype) for name, dim in zip("kv", dims, strict=True)}
+        for name in "kv":  # bytes that no slot gets stay as they are
+            for cache in (call[f"{name}_cache"], call.get(f"{name}_scale_cache")):
+                if cache is not None:
+                    cache.copy_(torch.ones(cache.shape).to(cache.dtype))
+        return call | {"slot_mapping": draw.slots(count, 12)} | implementation(draw, "paged_cache_append")
     tokens, kv_head, (dqk, dv) = draw.randint(0, 5), draw.randint(1, 3), draw.one_of((16, 16), (24, 40), (7, 1))
     dtype = draw.one_of(*FLOATS)
     stored = draw.one_of(dtype, E4M3)

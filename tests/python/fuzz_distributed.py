@@ -3,6 +3,7 @@
 function that takes it."""
 
 from numbers import Integral
+from operator import index as integer
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def share_call(draw: Draw) -> Call:
 
 def check_share(call: Call, result: Any, before: Call) -> None:
     a = with_defaults(share, before)
-    lengths = [a.lengths] if isinstance(a.lengths, Integral) else list(a.lengths)
+    lengths = [a.lengths] if isinstance(a.lengths, Integral) else [*map(integer, a.lengths)]  # tensors of one integer too
     chunks = a.ranks * (2 if a.order == "balanced" else 1)
     assert a.order in ("balanced", "contiguous") and all(isinstance(x, Integral) for x in (a.ranks, a.rank, *lengths))
     assert 0 <= a.rank < a.ranks and min(lengths, default=0) >= 0
@@ -56,13 +57,13 @@ def check_deal(call: Call, result: Any, before: Call) -> None:
     a = with_defaults(deal, before)
     assert a.page >= 1 and 0 <= a.rank < a.ranks and not a.positions.is_floating_point() and len(a.positions) == len(a.block_table)
     want = torch.full(a.positions.shape, -1, dtype=torch.int64)
-    for sequence, row in enumerate(a.positions.flatten(1)):
+    for sequence, row in enumerate(a.positions.reshape(len(a.positions), -1)):
         for at, position in enumerate(row.tolist()):
             page = position // a.page
             if position >= 0 and page % a.ranks == a.rank:
                 block = int(a.block_table[sequence, page // a.ranks])
                 assert block >= 0
-                want.flatten(1)[sequence, at] = block * a.page + position % a.page
+                want.view(len(want), -1)[sequence, at] = block * a.page + position % a.page
     compare("slots", result, Want(want))
 
 

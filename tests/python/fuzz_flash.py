@@ -40,7 +40,7 @@ def scores_in_flashs_words(a: SimpleNamespace) -> Call:
         "causal": bool(a.causal),
         "window": window,
         "softcap": float(getattr(a, "softcap", 0.0)),
-    }
+    } | ({} if getattr(a, "alibi_slopes", None) is None else {"alibi_slopes": a.alibi_slopes})
 
 
 def compare_both(name: str, result: Any, wants: dict[str, Want], asked: bool, ragged: bool = False) -> None:

@@ -12,7 +12,7 @@ import definitions
 import fovea
 import fuzz_core
 import plain
-from definitions import Want, with_defaults
+from definitions import Undecided, Want, with_defaults
 from fovea.compat import flash_attn, flash_attn_interface
 from fuzz_draw import FLOATS, Draw
 from fuzz_flash import REFUSES, Call, band, compare_both, ours, paged, scores_in_flashs_words
@@ -20,6 +20,14 @@ from judge import compare
 
 LATENT = (64, 512)
 """Head dims of q and k, and of v, that go with qv."""
+
+
+def check_terms(a: Any) -> None:
+    """A seed of dropout that the function draws is known to nobody."""
+    dropout_p = getattr(a, "dropout_p", 0.0)
+    if dropout_p and 0 < dropout_p < 1:
+        raise Undecided("dropout")
+    assert not dropout_p
 
 
 def of_flash_attn_3(draw: Draw, call: Call) -> Call:
@@ -71,10 +79,15 @@ def flash_scores(draw: Draw) -> Call:
     return draw.some(softmax_scale=0.3, causal=True, window_size=draw.one_of((-1, -1), (3, -1), (2, 1)), softcap=5.0)
 
 
+def slopes(draw: Draw, batch: int, head: int) -> Tensor:
+    return draw.rows(*draw.one_of((head,), (batch, head))).abs()
+
+
 def flash_dense(draw: Draw, packs: str = "", newer: bool = False) -> Call:
     (head, kv_head), dim, dtype = draw.heads(), draw.one_of(16, 64, 20), draw.one_of(*FLOATS)
     batch, seq_q, seq_k = draw.randint(1, 2), draw.randint(1, 6), draw.randint(1, 9)
     call = flash_scores(draw) | draw.some(return_attn_probs=True, deterministic=True)
+    call |= {} if newer else draw.some(alibi_slopes=slopes(draw, batch, head))
     if packs == "qkv":
         return call | {"qkv": draw.rows(batch, seq_q, 3, head, dim, dtype=dtype)}
     call["q"] = draw.rows(batch, seq_q, head, dim, dtype=dtype)
@@ -90,7 +103,7 @@ def check_dense(function: Any, call: Call, result: Any, before: Call) -> None:
         a.q, a.k, a.v = a.qkv.unbind(2)
     if hasattr(a, "kv"):
         a.k, a.v = a.kv.unbind(2)
-    assert not getattr(a, "dropout_p", 0.0) and getattr(a, "alibi_slopes", None) is None
+    check_terms(a)
     assert all(getattr(a, f"{name}_descale", None) is None for name in "qkv")
     if is_ranged(a):
         assert len(a.q) == len(a.k) == len(a.v)
@@ -108,11 +121,13 @@ def flash_varlen(draw: Draw, newer: bool = False) -> Call:
     call |= {name: draw.rows(sum(keys), kv_head, dim, dtype=dtype) for name in "kv"}
     call |= {"cu_seqlens_q": draw.ends(rows), "cu_seqlens_k": draw.ends(keys), "max_seqlen_q": max(rows), "max_seqlen_k": max(keys)}
     call |= flash_scores(draw) | draw.some(return_attn_probs=True)
+    call |= {} if newer else draw.some(alibi_slopes=slopes(draw, len(rows), head))
     return of_flash_attn_3(draw, call) if newer else call
 
 
 def flash_varlen_paged(draw: Draw) -> Call:
     call = flash_varlen(draw)
+    call.pop("alibi_slopes", None)
     keys, page = call["cu_seqlens_k"].diff().tolist(), draw.one_of(1, 4, 16)
     table, blocks = draw.blocks(keys, page)
     _, kv_head, dim = call["k"].shape
@@ -124,7 +139,7 @@ def flash_varlen_paged(draw: Draw) -> Call:
 
 def check_varlen(function: Any, call: Call, result: Any, before: Call) -> None:
     a = with_defaults(function, before)
-    assert not getattr(a, "dropout_p", 0.0) and getattr(a, "alibi_slopes", None) is None
+    check_terms(a)
     options, scores = {"cu_seqlens_q": a.cu_seqlens_q}, scores_in_flashs_words(a)
     if is_ranged(a):
         wants = ragged(a)

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+import fovea
 from fuzz_draw import E4M3, Draw
 
 Path = tuple[str, int | None]
@@ -35,6 +36,11 @@ SIZES = {"lengths": math.inf, "nnz": math.inf, "k": 1 << 31}
 """Sizes of results, by argument: the least one that is refused. Large ones below are good, and take all memory and time."""
 
 
+SCALES_OF_CODES = ("k_scale_cache", "v_scale_cache")
+SHARING = ("in another's memory", "rows lie over one another")
+"""Slots keep the caches of one pool apart, so no call looks whether scales lie in the bytes of codes."""
+
+
 class Subclass(Tensor):
     pass
 
@@ -43,6 +49,8 @@ def tensors(value: Any) -> list[Tensor]:
     """All tensors of a call."""
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, fovea.BlockMask):
+        return tensors(vars(value))
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in tensors(item)]
     return [tensor for item in value for tensor in tensors(item)] if isinstance(value, list | tuple) else []
@@ -76,6 +84,8 @@ def show(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}, strides {list(value.stride())}, {value.device}"
     if isinstance(value, list | tuple):
         return f"{type(value).__name__}({', '.join(map(show, value))})"
+    if isinstance(value, fovea.BlockMask):
+        return f"BlockMask({', '.join(map(show, vars(value).values()))})"
     return repr(value)
 
 
@@ -90,7 +100,8 @@ def mutate(draw: Draw, call: dict[str, Any], without: Collection[str] = ()) -> s
     if label in without:
         return f"{label} stays"
     if isinstance(value, Tensor) and draw.random() < 0.9:
-        how, changed = draw.choice([how for how in OF_TENSORS if how not in without]), None
+        placed = SHARING if path[0] in SCALES_OF_CODES else ()
+        how, changed = draw.choice([how for how in OF_TENSORS if how not in without and how not in placed]), None
         if is_plain(value):  # a changed one may be
             with contextlib.suppress(RuntimeError):  # what torch does not do for every dtype
                 changed = OF_TENSORS[how](draw, value, call)

@@ -36,7 +36,8 @@ class Target(NamedTuple):
 SHRUNK = ("storage shrunk",)
 """Not where torch's own functions get tensors first: they read past the end of such a storage, or say so in their words."""
 OUTPUTS = ("out", "lse", "max_logits")
-_WRITES = judge.CACHES | {"dequantize_latent_cache": ("rows",), "attention_backward": ()}
+_WRITES = judge.CACHES | {"paged_cache_append": [f"{name}{scale}_cache" for name in "kv" for scale in ("", "_scale")]}
+_WRITES |= {"dequantize_latent_cache": ("rows",), "attention_backward": ()}
 
 
 def core(name: str) -> Target:

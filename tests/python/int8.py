@@ -80,7 +80,10 @@ def attention(qk: fovea.QuantizedQk, v: fovea.QuantizedV, scale: float | None = 
         expected.out += torch.where(expected.lse.isneginf()[..., None], 0.0, mean)
         expected.weight += mean.abs()
     if qk.lse_shift is not None:
-        expected.lse += (q.shape[-1] ** -0.5 if scale is None else scale) * qk.lse_shift.double().T
+        shift = (q.shape[-1] ** -0.5 if scale is None else scale) * qk.lse_shift.double().T
+        expected.lse = torch.where(
+            expected.lse.isneginf(), expected.lse, expected.lse + shift
+        )  # of a row that sees no key, NaN or not
     return expected
 
 

@@ -46,6 +46,8 @@ def check(name: str, call: dict[str, Any], result: Any, before: dict[str, Any]) 
     for label, tensor in got.items():
         if name == "quantize_latent_cache":
             tensor = definitions.packed.decode(tensor, call["format"])
+        if name == "paged_cache_append":
+            tensor = definitions.stored(arguments(name, call), label[0])
         compare(f"{name}: {label}", tensor, wants[label])
 
 
@@ -94,7 +96,8 @@ def _tuple(result: Any) -> tuple[Any, ...]:
 
 def _names(name: str, call: dict[str, Any]) -> list[str]:
     if name == "attention_backward":
-        return ["dq", "dk", "dv"] + ([] if call.get("sink") is None else ["dsink"])
+        more = {"dsink": call.get("sink") is not None, "dbias": bool(call.get("bias_gradient"))}
+        return ["dq", "dk", "dv", *(label for label, wanted in more.items() if wanted)]
     if name == "dequantize_latent_cache":
         return ["rows"]
     a = arguments(name, call)

@@ -27,21 +27,34 @@ def visible_keys(seq_q, seq_k, left=None, right=None, offset=None) -> Tensor:
     return visible
 
 
-def attention(q, k, v, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None) -> Expected:
-    """One sequence: q [seq_q, head, dqk], k [seq_k, kv_head, dqk], v [seq_k, kv_head, dv]. Autograd can follow it."""
-    visible, group = visible_keys(q.shape[0], k.shape[0], left, right, offset), q.shape[1] // k.shape[1]
-    seen = visible.any(dim=0)[:, None, None]  # what nobody sees may be NaN
+def attention(
+    q, k, v, *, left=None, right=None, offset=None, scale=None, softcap=0.0, sink=None, visible=None, bias=None, keep=None
+) -> Expected:
+    """One sequence: q [seq_q, head, dqk], k [seq_k, kv_head, dqk], v [seq_k, kv_head, dv]. Autograd can follow it.
+
+    ``visible`` [head or 1, seq_q, seq_k] hides more keys than the band, ``bias`` is added after softcap (its -inf hides keys too),
+    and weights are multiplied by ``keep``.
+    """
+    band, group = visible_keys(q.shape[0], k.shape[0], left, right, offset)[None], q.shape[1] // k.shape[1]
+    visible = band if visible is None else band & visible
+    if bias is not None:
+        visible, bias = visible & ~bias.isneginf(), bias.masked_fill(bias.isneginf(), 0.0)
+    seen = visible.any(dim=1).any(dim=0)[:, None, None]  # what nobody sees may be NaN
     q, k, v = q.double(), torch.where(seen, k.double(), 0.0), torch.where(seen, v.double(), 0.0)
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("ihd,jhd->hij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    blind = ~visible.any(dim=1, keepdim=True)
+    if bias is not None:
+        scores = scores + bias
+    blind = ~visible.any(dim=2, keepdim=True)
     lse = torch.logsumexp(torch.where(blind, 0.0, scores.masked_fill(~visible, -torch.inf)), dim=-1)
     total = lse if sink is None else torch.logaddexp(lse, sink.double()[:, None])
-    p = torch.where(visible, torch.exp(scores - total[..., None]), 0.0)
-    lse = torch.where(blind[:, 0], -torch.inf, lse)
-    read = torch.einsum("ij,jhd->ihd", visible.double(), v.isnan().double()) > 0  # a NaN that a row sees, and no other row
+    p = torch.exp((scores - total[..., None]).masked_fill(~visible, -torch.inf))  # before exp, whose gradient may overflow
+    lse = torch.where(blind[..., 0], -torch.inf, lse)
+    # A NaN that a row sees, and no other row.
+    read = torch.einsum("hij,jhd->ihd", visible.double().expand(q.shape[1], -1, -1), v.isnan().double()) > 0
+    p = p if keep is None else p * keep
     v = v.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     out = torch.where(read, torch.nan, torch.einsum("hij,jhd->ihd", p, v))
     return Expected(out, lse.T, torch.einsum("hij,jhd->ihd", p, v.abs()))

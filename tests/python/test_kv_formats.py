@@ -6,37 +6,10 @@ import torch
 
 import fovea
 import plain
+from kv_values import FORMATS, decoded
 from test_paged import cumulative
 
-FORMATS = fovea.kv_formats()
 BLOCKS, PAGE, HEADS, DIM = 7, 16, 2, 64
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def nibbles(codes):
-    """The two codes of each byte: the even one is in the low four bits."""
-    codes = codes.view(torch.uint8).int()
-    return torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-
-
-def decoded(name, codes, scales, factor=1.0):
-    """The values of a cache in float64."""
-    if name == "int8_token":
-        return codes.double() * scales.double()[..., None]
-    if name == "e4m3_token":
-        return codes.view(torch.float8_e4m3fn).double() * scales.double()[..., None]
-    if name == "int4_token":
-        bits = scales.view(torch.int32)
-        scale, zero = (bits & -16).view(torch.float32).double(), (bits & 15).double()
-        return (nibbles(codes).double() - zero[..., None]) * scale[..., None]
-    if name == "e5m2":
-        return codes.view(torch.float8_e5m2).double() * factor
-    group = FORMATS[name].group
-    values = codes.view(torch.float8_e4m3fn).double() if name == "mxfp8" else E2M1[nibbles(codes)].double()
-    scale = (
-        scales.view(torch.float8_e4m3fn).double() * factor if name == "nvfp4" else 2.0 ** (scales.view(torch.uint8).double() - 127)
-    )
-    return values * scale.repeat_interleave(group, -1)
 
 
 def vllm_codes(name, rows):
@@ -220,3 +193,14 @@ def test_empty_says_what_it_lacks():
         FORMATS["nvfp4"].empty(1, 16, 1, 40)
     with pytest.raises(ValueError, match=r"scale_dtype: got torch\.float16"):
         FORMATS["int4_token"].empty(1, 16, 1, 64, scale_dtype=torch.float16)
+
+
+def test_head_dims_that_codes_do_not_have():
+    caches, formats, _, slots, table = filled("nvfp4")
+    kv_len = torch.tensor([40, 21], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"^q\.shape\[2\] \(head_dim_qk\): got 63, want a multiple of 16 \(nvfp4\)"):
+        fovea.paged_attention(torch.randn(2, 4, 63), *caches, table, kv_len, **formats)
+    with pytest.raises(ValueError, match=r"^v\.shape\[2\] \(head_dim\): got 65, want a multiple of 16 \(nvfp4\)"):
+        fovea.paged_cache_append(torch.randn(61, HEADS, DIM), torch.randn(61, HEADS, 65), *caches, slots, **formats)
+    with pytest.raises(ValueError, match=r"^v_cache\.rank: got 0, want 4"):
+        fovea.paged_attention(torch.randn(2, 4, DIM), caches[0], caches[1].new_zeros(()), table, kv_len, **formats)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fovea
+from definitions_scores import factors as kept
 
 HEADS, KV_HEADS = 4, 2
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.hip is None else [])]
@@ -18,38 +19,6 @@ def dtypes_of(device):
 
 
 EACH = [(device, dtype) for device in DEVICES for dtype in dtypes_of(device)]
-
-
-def philox(counter, key):
-    """Philox4x32-10 over tensors of int64 that hold 32 bits."""
-    x, y, z, w = counter
-    low, high = key
-    for _ in range(10):
-        a, b = [product(c, each) for c, each in ((0xD2511F53, x), (0xCD9E8D57, z))]
-        x, y, z, w = b[0] ^ y ^ low, b[1], a[0] ^ w ^ high, a[1]
-        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
-    return x, y, z, w
-
-
-def product(constant, x):
-    """High and low 32 bits."""
-    low = constant * (x & 0xFFFF)
-    high = constant * (x >> 16) + (low >> 16)
-    return high >> 16, (high & 0xFFFF) << 16 | low & 0xFFFF
-
-
-def kept(state, p, batch, heads, seq_q, seq_k):
-    """The factors of weights, float64 ``[batch, heads, seq_q, seq_k]``."""
-    seed, offset = (int(number) for number in state)
-    words = [torch.tensor(each) for each in (offset & 0xFFFFFFFF, offset >> 32 & 0xFFFFFFFF, 0, 0)]
-    low, high, *_ = philox(words, (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32 & 0xFFFFFFFF)))
-    j, i = torch.arange(seq_k), torch.arange(seq_q)[:, None]
-    head = torch.arange(batch * heads).view(batch, heads, 1, 1)
-    counter = torch.broadcast_tensors(j // 32 * 4 + j // 2 % 4, i, head, torch.zeros((), dtype=torch.int64))
-    words = torch.stack(philox(counter, (low, high)), dim=-1)
-    word = words.gather(-1, (j // 8 % 4).expand(words.shape[:-1])[..., None])[..., 0]
-    bits = torch.where(j % 2 == 0, word & 0xFFFF, word >> 16)
-    return (bits >= math.floor(p * 65536 + 0.5)).double() / (1 - p)
 
 
 def exact(q, k, v, *, causal=False, softcap=0.0, slopes=None, bias=None, keep=None, sink=None, lse=False):
