@@ -206,7 +206,7 @@ class BestOfRows:
         return fovea.topk_rows(self.logits, self.k)
 
     def check(self, call: Callable[[], Tensor] | None = None) -> float:
-        """Of equal logits at the end of a list any may be in it."""
+        """Any of equal logits may end a list."""
         values = self.logits.gather(1, (call or self.run)().long()).sort(descending=True).values
         if not torch.equal(values, self.logits.topk(self.k).values):
             raise ArithmeticError("a list has other logits than torch.topk's")

@@ -129,6 +129,13 @@ inline void attention_scales(Table& table) {
       spec.values = Values::dominant_key;
       add(table, fmt::format("scales/{}-out-{}-dominant-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
     }
+  // Rows that see no key, beside others, where a scale is NaN.
+  for (const Case& seen : {attention(DType::e4m3, {{80, 40}}, causal()), attention(DType::e4m3, {{200, 70}}, sliding_window(9))}) {
+    Case spec = with_heads(seen, 4, 2);
+    spec.scales = Scales::per_head;
+    spec.nan_scale = true;
+    add(table, fmt::format("scales/per-head-nan-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
+  }
 }
 
 // Paged attention ----------------------------------------------------------------------------------------------------
@@ -205,6 +212,9 @@ inline void paged_layouts(Table& table) {
     spec.scales = scales;
     add(table, fmt::format("scales/{}", name), spec, Tier::quick);
   }
+  Case nan = with_heads(paged(DType::bf16, DType::e4m3, {{1, 75}, {34, 20}, {3, 0}}), 4, 2);
+  nan.nan_scale = true;
+  add(table, "scales/bf16-on-e4m3-nan", nan, Tier::quick);
   Case shared = paged(DType::bf16, DType::bf16, {{1, 100}, {3, 100}, {20, 90}});
   shared.shared_prefix = true;
   add(table, "layout/bf16-shared-prefix", shared, Tier::quick);

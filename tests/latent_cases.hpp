@@ -170,6 +170,10 @@ inline std::vector<LatentCase> latent_cases() {
   add("scale/bf16-negative", {.sequences = of_lengths(1, {100}), .scale = -0.07f});
   add("scale/bf16-on-e4m3", {.rows = e4m3, .sequences = of_lengths(1, {129, 8}), .has_scale = true});
   add("scale/f16-on-e4m3-h4", {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(1, {129}), .has_scale = true});
+  // Some rows see no key.
+  add("scale/bf16-on-e4m3-nan", {.rows = e4m3, .sequences = of_lengths(3, {129, 2, 0}), .has_scale = true, .nan_scale = true});
+  add("scale/f16-on-e4m3-h4-nan",
+      {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(3, {40, 1}), .has_scale = true, .nan_scale = true});
   add("scale/bf16-on-e4m3-none", {.rows = e4m3, .row = 512, .sequences = of_lengths(1, {33})});
   add("layout/bf16-odd-rows", {.head = 65, .gap = 1, .sequences = of_lengths(2, {70, 129})});
   add("layout/bf16-contiguous", {.head = 17, .gap = 0, .sequences = of_lengths(2, {70, 129})});

@@ -65,6 +65,11 @@ inline void paged_mask_cases(Table& table, CachePair pair) {
     put(fmt::format("tree-page{}", page), spec, page == 16 ? tier : Tier::full);
   }
   put("tree-flat", with_bits(tree, MaskBits::flat, 64), tier);
+  if (pair.cache == DType::e4m3) {
+    Case nan = with_bits(with_heads(paged(pair.q, pair.cache, {{40, 2}, {34, 20}}), 4, 2), MaskBits::flat);
+    nan.nan_scale = true;
+    put("nan-scale", with_mask(nan, {}), tier);
+  }
   put("every-key", with_bits(tree, MaskBits::flat), tier);
   put("every-key-no-band", with_bits(with_mask(tree, {}), MaskBits::flat), Tier::full);
   put("window", with_bits(with_mask(tree, sliding_window(40)), MaskBits::rows, 33), Tier::full);

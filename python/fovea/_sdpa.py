@@ -15,7 +15,7 @@ from fovea._nested import check_nested, nested_attention
 
 _ROWS = "batch, head, seq, head_dim"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Of results. A query of another dtype has results of bfloat16, or is refused by its dtype."""
+"""Dtypes of results. A query of another dtype has results of bfloat16, or is refused."""
 
 
 _NAMES = {
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
         check_nested(query, key, value)
     if key.shape[1] != query.shape[1] and not enable_gqa:
         raise ValueError(f"enable_gqa: got False, want True for {query.shape[1]} heads over {key.shape[1]}")
-    mask = _mask(query, attn_mask, is_causal)
+    mask = _mask(query, key, attn_mask, is_causal)
     if nested:
         if "bias" in mask:
             raise NotImplementedError("attn_mask: got a tensor with nested ones, want None or a bias of torch.nn.attention.bias")
@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
     return attention(q, k, v, scale=scale, dropout_p=dropout_p, **mask).transpose(1, 2)
 
 
-def _mask(query: Tensor, attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
+def _mask(query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> dict[str, Any]:
     if attn_mask is None:
         return {"causal": is_causal, "anchor": "top_left"}
     if is_causal:
@@ -90,16 +90,14 @@ def _mask(query: Tensor, attn_mask: Tensor | None, is_causal: bool) -> dict[str,
     from torch.nn.attention.bias import CausalBias, CausalVariant  # takes a second, and who has such a bias has had it
 
     if not isinstance(attn_mask, CausalBias):
-        return {"bias": _bias(query, attn_mask)}
+        return {"bias": _bias(query, key, attn_mask)}
     return {"causal": True, "anchor": "top_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"}
 
 
-def _bias(query: Tensor, attn_mask: Tensor) -> Tensor:
-    """A mask of torch as a bias of four axes. Functions of torch's get it first: they would read past the end of its storage."""
-    if wrong := unusual("attn_mask", attn_mask):
-        raise ValueError(wrong)
-    if attn_mask.dim() > 4:
-        raise ValueError(f"attn_mask.dim(): got {attn_mask.dim()}, want 4 at most ([batch, head, seq_q, seq_k])")
+def _bias(query: Tensor, key: Tensor, attn_mask: Tensor) -> Tensor:
+    """A mask of torch as a bias of four axes."""
+    if not torch.compiler.is_compiling():
+        _check_mask(query, key, attn_mask)
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     dtype = torch.bfloat16 if query.dtype == torch.float8_e4m3fn else query.dtype if query.dtype in _FLOATS else torch.float32
     if mask.dtype == torch.bool:
@@ -107,6 +105,20 @@ def _bias(query: Tensor, attn_mask: Tensor) -> Tensor:
     if not mask.is_floating_point():
         raise ValueError(f"attn_mask.dtype: got {mask.dtype}, want torch.bool or {dtype}")
     return mask.to(dtype)
+
+
+def _check_mask(query: Tensor, key: Tensor, attn_mask: Tensor) -> None:
+    """Functions of torch's get a mask first: they would read past the end of its storage. Its axes are those that it has."""
+    if wrong := unusual("attn_mask", attn_mask):
+        raise ValueError(wrong)
+    if attn_mask.dim() > 4:
+        raise ValueError(f"attn_mask.dim(): got {attn_mask.dim()}, want 4 at most ([batch, head, seq_q, seq_k])")
+    if query.is_nested or key.is_nested:
+        return
+    whole = (("batch", query.shape[0]), ("head", query.shape[1]), ("seq_q", query.shape[2]), ("seq_k", key.shape[2]))
+    for at, (extent, (axis, want)) in enumerate(zip(attn_mask.shape, whole[4 - attn_mask.dim() :], strict=True)):
+        if extent not in (1, want):
+            raise ValueError(f"attn_mask.shape[{at}] ({axis}): got {extent}, want 1 or {want}")
 
 
 def _token_major(tensor: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Result<void>;
 
 namespace gpu {
 
-/// The runtime's answer to a call. A plan that returns it returns it as a result.
+/// The runtime's answer to a call. It converts to the result that a plan returns.
 class [[nodiscard]] CudaStatus {
  public:
   CudaStatus() = default;
@@ -31,7 +31,7 @@ class [[nodiscard]] CudaStatus {
 
   explicit operator bool() const { return status_ == cudaSuccess; }
   operator Result<void>() const;
-  /// Of a failure: "kernel launch: cudaErrorInvalidValue, invalid argument".
+  /// The error of a failure: "kernel launch: cudaErrorInvalidValue, invalid argument".
   Error error() const;
 
  private:
@@ -62,7 +62,7 @@ struct LaunchShape {
   bool programmatic = false;
 };
 
-/// Lets a kernel have more than 48 KiB of dynamic shared memory. `done` has a bit for each device where it has.
+/// Lets a kernel have more than 48 KiB of dynamic shared memory. `done` has a bit for each device where the kernel may have it already.
 CudaStatus allow_shared_bytes(const void* kernel, int ordinal, std::size_t bytes, std::uint64_t& done);
 
 /// The same. `bytes` is the kernel's own constant, the same in every call.

@@ -52,21 +52,36 @@ def scores_of(a: SimpleNamespace, anchored: bool) -> dict[str, Any]:
 
 
 def bounded(
-    expected: plain.Expected, q: Tensor, k: Tensor, scale: float | None, dtype: torch.dtype, bias: Tensor | None = None
+    expected: plain.Expected,
+    q: Tensor,
+    k: Tensor,
+    scale: float | None,
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    v: Tensor | None = None,
 ) -> tuple[Want, Want]:
-    """out and lse of one sequence. A score's error is relative to the sum of its products' magnitudes, and moves out and lse."""
+    """out and lse of one sequence. A score's error is relative to the sum of its products' magnitudes, and moves out and lse.
+
+    Where it decides about weights, any mean of the values is right; anything, where float32 does not hold the products.
+    """
     factor = 64 if dtype == torch.float32 else 8
     scale = q.shape[-1] ** -0.5 if scale is None else abs(float(scale))
     q, k = (tensor.double().nan_to_num(0.0).abs() for tensor in (q, k))
     reach = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)) * scale
-    reach = reach if bias is None else reach + bias.abs().nan_to_num(0.0, 0.0, 0.0)
+    if bias is not None and len(k):
+        counts = bias >= bias.amax(dim=-1, keepdim=True) - 1e4  # the others have no weight, whatever their error
+        reach = torch.where(counts, reach + bias.abs().nan_to_num(0.0, 0.0, 0.0), 0.0)
     reach = (reach.amax(dim=-1) if len(k) else reach.sum(dim=-1)).T * 2**-20
-    relative = (factor * torch.finfo(dtype).eps / 2 + reach)[..., None]
-    relative = relative.masked_fill(relative > 0.5, torch.inf)  # scores so large that rounding decides about weights
-    size = expected.lse.abs().nan_to_num(0.0, 0.0, 0.0)
-    lse_bound = (1e-5 + size * 2**-13 + reach).masked_fill(size > 1e37, torch.inf)  # near the largest float32
-    bound = torch.where(relative.isinf(), torch.inf, relative * expected.weight.nan_to_num(0.0) + 1e-6)
-    return Want(expected.out, bound), Want(expected.lse, lse_bound)
+    blind, size = expected.lse.isneginf(), expected.lse.abs().nan_to_num(0.0, 0.0, 0.0)
+    relative = factor * torch.finfo(dtype).eps / 2 + reach
+    bound = relative[..., None] * expected.weight.nan_to_num(0.0) + 1e-6
+    most = float(v.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if v is not None and v.numel() else torch.inf
+    bound = torch.where((relative > 0.5)[..., None], 2 * most, bound)
+    bound = torch.where((reach > 1e30)[..., None], torch.inf, bound)
+    lse_bound = (1e-5 + size * 2**-13 + reach).masked_fill((size > 1e37) | (reach > 1e30), torch.inf)
+    exact = torch.zeros((), dtype=torch.float64)
+    return Want(expected.out, torch.where(blind[..., None], exact, bound)), Want(expected.lse, torch.where(blind, exact, lse_bound))
 
 
 def spans(tensor: Tensor, cu_seqlens: Tensor | None) -> list[slice]:
@@ -120,7 +135,7 @@ def attention(a: SimpleNamespace) -> dict[str, Want]:
         own = score_terms(a, b, at, len(q[b]), len(k[b]), batch)
         decide(own, q[b], k[b], v[b])
         expected = plain.attention(q[b], k[b], v[b], **scores_of(a, True), **own)
-        one, other = bounded(expected, q[b], k[b], a.scale, rough, own["bias"])
+        one, other = bounded(expected, q[b], k[b], a.scale, rough, bias=own["bias"], v=v[b])
         put(out, at, one)
         put(lse, at, other if ragged else Want(other.value.T, other.bound.T))
     return {"out": Want(*out), "lse": Want(*lse)}
@@ -238,7 +253,7 @@ def paged_attention(a: SimpleNamespace) -> dict[str, Want]:
         k, v = k * of_heads(a.k_scale, k.shape[1]), v * of_heads(a.v_scale, v.shape[1])
         own = definitions_scores.terms(a, sequence, rows, len(k), len(a.block_table), anchored=False)
         expected = plain.attention(a.q[rows], k, v, **scores_of(a, False), **own)
-        for into, want in zip((out, lse), bounded(expected, a.q[rows], k, a.scale, a.q.dtype), strict=True):
+        for into, want in zip((out, lse), bounded(expected, a.q[rows], k, a.scale, a.q.dtype, v=v), strict=True):
             put(into, rows, want)
     return {"out": Want(*out), "lse": Want(*lse)}
 
@@ -355,7 +370,7 @@ def quantize_latent_cache(a: SimpleNamespace) -> dict[str, Want]:
     if len(slots.unique()) < len(slots):
         raise Undecided("two rows with one slot")
     rows = a.rows[kept].double()
-    if not bool((rows.abs() <= 6 * 448).all()):
+    if not bool((rows.abs() <= (6 * 448 if layout.code != "e4m3" else torch.finfo(torch.float32).max)).all()):
         raise Undecided("what becomes of large numbers, and of those that are not finite, depends on the format")
     value = packed.decode(a.cache, a.format).double()
     bound = torch.zeros_like(value)

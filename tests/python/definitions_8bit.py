@@ -9,7 +9,7 @@ from torch import Tensor
 import fovea
 import int8
 import plain
-from definitions import E4M3, Undecided, Want, blank, put, scores_of, spans
+from definitions import E4M3, Want, blank, put, scores_of, spans
 
 
 def sequences(tensor: Tensor, cu_seqlens: Tensor | None) -> list:
@@ -50,15 +50,14 @@ def quantize_qk_int8(a: SimpleNamespace) -> dict[str, Want]:
     codes_q, codes_k = open_value(a.q.shape), open_value(a.k.shape)
     mean, shift = open_value((len(rows), *a.k.shape[-2:])), open_value(lse_shape)
     for b, (at_q, at_k) in enumerate(zip(rows, keys, strict=True)):
-        q, k = a.q[at_q].float(), a.k[at_k].float()
+        q, k, rounded = a.q[at_q].float(), a.k[at_k].float(), False
         groups_q, groups_k = int8.query_groups(len(q), *kind), int8.key_groups(len(k), *kind)
         if smooth and len(k):
             own = k.double().mean(dim=0)
             put(mean, b, Want(own, 1e-5 * float(k.nan_to_num(0.0).abs().max()) + 1e-9))
             least = 1e-5 * float(k.nan_to_num(0.0).abs().max())
             k = k - own.float()
-            if float(k.nan_to_num(0.0).abs().max()) <= least:
-                raise Undecided("keys that are their mean: codes of its rounding")
+            rounded = float(k.nan_to_num(0.0).abs().max()) <= least  # keys that are their mean: codes of its rounding
         own = (q.double() * mean[0][b].repeat_interleave(group, dim=0)).sum(dim=-1)
         if len(k):
             put(
@@ -72,9 +71,11 @@ def quantize_qk_int8(a: SimpleNamespace) -> dict[str, Want]:
         ):
             codes, scale = int8.to_int8(values, groups)
             # A mean of other roundoff moves values to the next code where they lie between two.
-            put(into, at_q if values is q else at_k, Want(codes.double(), 1.0 if smooth and values is not q else 0.0))
+            step = 0.0 if values is q else torch.inf if rounded else float(smooth)
+            put(into, at_q if values is q else at_k, Want(codes.double(), step))
             place = (*at, slice(None), slice(0, scale.shape[1])) if isinstance(at[0], int) else at
-            put(scales, place, Want(scale.double(), scale.abs().nan_to_num(0.0).double() * 1e-5))
+            of_scale = torch.inf if rounded and values is not q else scale.abs().nan_to_num(0.0).double() * 1e-5
+            put(scales, place, Want(scale.double(), of_scale))
     wants = {"q": Want(*codes_q), "k": Want(*codes_k), "q_scale": Want(*q_scale), "k_scale": Want(*k_scale)}
     return wants | ({"k_mean": Want(*mean), "lse_shift": Want(*shift)} if smooth else {})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What masks, biases and dropout do to the scores of one sequence, as the definitions take it."""
+"""Masks, biases and dropout of one sequence, as the definitions take them."""
 
 import math
 from types import SimpleNamespace
@@ -57,8 +57,7 @@ def bits(a: SimpleNamespace, b: int, rows: slice, seq_q: int, seq_k: int) -> Ten
 def listed(mask: fovea.BlockMask, b: int, seq_q: int, seq_k: int) -> Tensor:
     """Visibility by the lists of a block mask, [head or 1, seq_q, seq_k]."""
     block_q, block_k = mask.block_size
-    counts = mask.full_counts if mask.full_counts is not None else mask.partial_counts
-    head = counts.shape[1]
+    head = max(counts.shape[1] for counts in (mask.full_counts, mask.partial_counts) if counts is not None)
     visible = torch.zeros(head, -(-seq_q // block_q) * block_q, -(-seq_k // block_k) * block_k, dtype=torch.bool)
     for counts, indices, words in (
         (mask.full_counts, mask.full_indices, None),
@@ -68,14 +67,15 @@ def listed(mask: fovea.BlockMask, b: int, seq_q: int, seq_k: int) -> Tensor:
             continue
         of = b if len(counts) > 1 else 0
         for h in range(head):
+            its = h if counts.shape[1] > 1 else 0
             for block in range(visible.shape[1] // block_q):
-                for slot in range(int(counts[of, h, block])):
-                    column = int(indices[of, h, block, slot])
+                for slot in range(int(counts[of, its, block])):
+                    column = int(indices[of, its, block, slot])
                     if not 0 <= column < visible.shape[2] // block_k:
                         continue
                     tile = torch.ones(block_q, block_k, dtype=torch.bool)
                     if words is not None:
-                        own = words[of, h, block].view(-1, block_q * block_k // 32)[slot].contiguous()
+                        own = words[of, its, block].view(-1, block_q * block_k // 32)[slot].contiguous()
                         tile = unpacked(own.view(torch.uint8)).view(block_q, block_k)
                     at = slice(block * block_q, (block + 1) * block_q), slice(column * block_k, (column + 1) * block_k)
                     visible[h][at] |= tile

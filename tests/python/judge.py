@@ -71,6 +71,8 @@ def to_cpu(value: Any) -> Any:
         return {name: to_cpu(item) for name, item in value.items()}
     if hasattr(value, "_fields"):
         return type(value)(*map(to_cpu, value))
+    if isinstance(value, fovea.BlockMask):
+        return fovea.BlockMask(**to_cpu(vars(value)))
     return [to_cpu(item) for item in value] if isinstance(value, list) else value
 
 

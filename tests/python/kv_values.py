@@ -40,11 +40,9 @@ def decoded(name: str, codes: Tensor, scales: Tensor | None, factor: float | Ten
 
 def step(name: str, rows: Tensor) -> Tensor:
     """A bound of a stored value's error, for finite rows [.., head_dim] in float64. Scales may have 11 bits."""
-    most = {"e5m2": 57344.0, "nvfp4": 6 * 448.0}.get(name, torch.inf)  # without scales that follow the rows
-    if bool((rows.abs() > most).any()):
-        return torch.full_like(rows, torch.inf)
     if name == "e5m2":
-        return rows.abs().clamp(min=2.0**-14) * 2.0**-3
+        bound = rows.abs().clamp(min=2.0**-14) * 2.0**-3
+        return bound.masked_fill(rows.abs() > 57344, torch.inf)
     size = FORMATS[name].group or rows.shape[-1]
     groups = rows.unflatten(-1, (-1, size))
     largest = groups.abs().amax(-1, keepdim=True)
@@ -57,4 +55,5 @@ def step(name: str, rows: Tensor) -> Tensor:
         bound = groups.abs() * 2.0**-3 + largest * 2.0**-10
     else:  # e2m1: steps of 2 below 6
         bound = largest / 4 + (2.0**-8 if name == "nvfp4" else 2.0**-120)
+        bound = bound.masked_fill((largest > 6 * 448) & (name == "nvfp4"), torch.inf)  # beyond the largest scale
     return bound.expand_as(groups).flatten(-2) + 1e-6

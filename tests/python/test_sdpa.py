@@ -108,7 +108,7 @@ def test_refusals(options, error, message):
 
 def test_a_mask_is_named_as_it_is_given():
     q, k, v = (tensor.detach() for tensor in inputs())
-    with pytest.raises(ValueError, match=r"^attn_mask\.shape\[3\] \(seq_k\): got 8, want 1 or 9$"):
+    with pytest.raises(ValueError, match=r"^attn_mask\.shape\[1\] \(seq_k\): got 8, want 1 or 9$"):
         fovea.scaled_dot_product_attention(q, k, v, torch.zeros(5, 8))
     mask = torch.ones(5, 9, dtype=torch.bool)
     mask.untyped_storage().resize_(1)
@@ -129,3 +129,10 @@ def test_a_mask_of_e4m3_rows_has_the_dtype_of_their_result(added):
     out = fovea.scaled_dot_product_attention(*rows, given)
     want = theirs(*(tensor.float() for tensor in rows), attn_mask=mask)
     torch.testing.assert_close(out, want.bfloat16(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("mask", [torch.arange(9)[None] % 5 < 3, torch.randn(4, 5, 9)], ids=["bool", "added"])
+def test_a_compiled_call_with_a_mask_is_one_graph(mask):
+    rows = [tensor.detach() for tensor in inputs()]
+    compiled = torch.compile(fovea.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*rows, mask), fovea.scaled_dot_product_attention(*rows, mask))

@@ -2,6 +2,7 @@
 #include "bound_case.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "bind_masks.hpp"
@@ -40,7 +41,8 @@ void bind_scales(BoundCase& bound, const Generator& values) {
   const auto make = [&](char tensor) {
     HostileTensor scale(contiguous(DType::f32, {per_head ? batch * spec.kv_head : 1}));
     for_each_element(scale.desc(), [&](std::int64_t i, auto, auto, auto, std::int64_t offset) {
-      scale.set(offset, values.scale(tensor, per_head ? i % spec.kv_head : 0));
+      const bool nan = spec.nan_scale && tensor == 'k' && i % spec.kv_head == 0;
+      scale.set(offset, nan ? std::numeric_limits<float>::quiet_NaN() : values.scale(tensor, per_head ? i % spec.kv_head : 0));
     });
     return scale;
   };

@@ -97,6 +97,7 @@ struct Case {
   Vast vast{};  ///< q and the first channel of K, or the lse of parts, instead of `values`
   Layout layout = Layout::contiguous;
   Scales scales = Scales::none;
+  bool nan_scale = false;  ///< of K, beside Scales::per_head: that of kv head 0
   MaskBits mask_bits = MaskBits::none;
   std::int64_t mask_tail = 0;  ///< the last keys that have bits; 0: all
   bool alibi = false;          ///< slopes by head, in a ragged batch by sequence and head

@@ -116,7 +116,7 @@ class DenseTrial final : public LatentTrial {
     }
     if (!spec_.has_scale) return;
     scale_ = HostileTensor(contiguous(DType::f32, {1}));
-    scale_.set(0, kCacheScale);
+    scale_.set(0, spec_.nan_scale ? std::numeric_limits<float>::quiet_NaN() : kCacheScale);
   }
 
   std::int64_t slot(std::int64_t b, std::int64_t key) const {
@@ -152,7 +152,7 @@ class DenseTrial final : public LatentTrial {
   }
 
   Scales scales(std::int64_t) const override {
-    const float cache = spec_.has_scale ? kCacheScale : 1.0f;
+    const float cache = scale_ ? scale_.at(0) : 1.0f;
     const float scale = spec_.scale != 0 ? spec_.scale : 1.0f / std::sqrt(static_cast<float>(spec_.row));
     return {scale * cache, cache, -std::numeric_limits<float>::infinity()};
   }

@@ -31,8 +31,8 @@ struct LatentCase {
   bool ragged = false;  ///< with a row of no sequence at the end
   BandMask mask = causal();
   float scale = 0.0f;
-  bool has_scale = false;
-  Vast vast{};  ///< q and the first channel of K
+  bool has_scale = false, nan_scale = false;  ///< nan_scale: the scale, beside has_scale, is NaN
+  Vast vast{};                                ///< q and the first channel of K
   std::vector<NotFinite> not_finite{};
 };
 

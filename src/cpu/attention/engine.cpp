@@ -32,7 +32,7 @@ HeadFactors factors_of(const Item& item, std::int64_t kv_head) {
   const double scale = core.scale * scale_at(item.call.q_scale, item.setup.q_scale, batch, kv_head) *
                        scale_at(item.call.k_scale, core.k_scale, batch, kv_head);
   // A scale that is too large for an exponent, or that a bias must not have, is applied before the softmax, by a cap that changes nothing.
-  // One that is NaN too, so that hidden scores do not meet it.
+  // So is one that is NaN: hidden scores must not meet it.
   constexpr double kMost = std::numeric_limits<float>::max();
   const double size = std::abs(scale);
   const bool in_scores = !(size * kLog2e <= kMost) || core.has_score_bias();

@@ -152,6 +152,15 @@ static void key_scores(const ScoreTile& tile) {
   });
 }
 
+/// As cap(), for a row in each lane.
+static void cap_keys(const SoftmaxTile& tile, float* scores) {
+  const SoftCap by = tile.soft_cap;
+  for (int key = tile.begin; key < tile.end; ++key) {
+    float* const at = scores + key * kScoreRow;
+    store(F32{}, at, capped(load(F32{}, at), by).score);
+  }
+}
+
 /// Hides the keys that the rows do not see, as hide() does.
 static void hide_keys(const SoftmaxTile& tile, float* scores, const KeySpan* visible, int rows) {
   alignas(64) std::int32_t first[kLanes] = {}, last[kLanes] = {};
@@ -207,10 +216,12 @@ FOVEA_INLINE Vec weigh_keys(const SoftmaxTile& tile, const float* scores, std::u
   return add(even, odd);
 }
 
-/// The step of softmax(), without a soft cap, which latent attention has not. Lanes that pad the last rows compute what nothing reads.
+/// The step of softmax(). Latent attention has no softcap; a scale that no exponent bears comes as one. Lanes that pad the last rows
+/// compute what nothing reads.
 static void softmax_of_keys(const SoftmaxTile& tile) {
   for (int row = 0; row < tile.rows; row += kLanes) {
     float* scores = tile.scores + row;
+    if (tile.soft_cap.cap != 0) cap_keys(tile, scores);
     if (tile.visible != nullptr) hide_keys(tile, scores, tile.visible + row, tile.rows - row < kLanes ? tile.rows - row : kLanes);
     const Vec before = load(F32{}, tile.maximum + row), now = max(before, largest_of_keys(tile, scores));
     const Vec shift = select_less(splat(kHidden), now, now, zero());

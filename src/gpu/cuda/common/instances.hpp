@@ -24,7 +24,7 @@ auto function_of_row(int index, Of) {
   return kFunctions[static_cast<std::size_t>(index)];
 }
 
-/// What an instance is compiled for: a type, a row of a tuning table, and whether it has something that others of the row lack.
+/// An instance has a type and a row of a tuning table. `kWith`: it has something that others of the row lack.
 template <class Type, int kIndex, bool kHas = false>
 struct Instance {
   using Element = Type;

@@ -95,6 +95,19 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int ordinal
   }
 }
 
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
+  if (ordinal != 0) return cudaErrorInvalidDevice;
+  *properties = {};
+  std::strcpy(properties->name, "emulated SM100");
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = 100;
+  return find_kernel(kernel) != nullptr ? cudaSuccess : cudaErrorInvalidDeviceFunction;
+}
+
 cudaError_t cudaGetDevice(int* ordinal) {
   *ordinal = 0;
   return cudaSuccess;
