@@ -9,6 +9,7 @@
 #include "kv_cases.hpp"
 #include "mask_cases.hpp"
 #include "range_cases.hpp"
+#include "scale_cases.hpp"
 #include "score_bias_cases.hpp"
 #include "tile_cases.hpp"
 #include "wide_cases.hpp"
@@ -113,31 +114,6 @@ inline void attention_ragged(Table& table) {
   add(table, "ragged/bf16-no-batch", ragged(DType::bf16, {}), Tier::quick);
 }
 
-inline void attention_scales(Table& table) {
-  constexpr std::pair<const char*, Scales> kScales[] = {
-      {"none", Scales::none}, {"one", Scales::one_value}, {"negative", Scales::negative}, {"per-head", Scales::per_head}};
-  for (const auto& [name, scales] : kScales)
-    for (const DType out : {DType::bf16, DType::f32}) {
-      Case spec = attention(DType::e4m3, {{40, 66}, {40, 66}}, causal());
-      spec.scales = scales;
-      spec.out_dtype = out;
-      add(table, fmt::format("scales/{}-out-{}", name, name_of(out)), spec, Tier::quick);
-      // One weight of one: rounding of P must not show in f32.
-      spec.sequences = {{40, 1}, {40, 1}};
-      add(table, fmt::format("scales/{}-out-{}-one-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
-      spec.sequences = {{40, 200}, {40, 200}};
-      spec.values = Values::dominant_key;
-      add(table, fmt::format("scales/{}-out-{}-dominant-key", name, name_of(out)), with_mask(spec, {}), Tier::quick);
-    }
-  // Rows that see no key, beside others, where a scale is NaN.
-  for (const Case& seen : {attention(DType::e4m3, {{80, 40}}, causal()), attention(DType::e4m3, {{200, 70}}, sliding_window(9))}) {
-    Case spec = with_heads(seen, 4, 2);
-    spec.scales = Scales::per_head;
-    spec.nan_scale = true;
-    add(table, fmt::format("scales/per-head-nan-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
-  }
-}
-
 // Paged attention ----------------------------------------------------------------------------------------------------
 
 inline void paged_lengths(Table& table) {
@@ -207,14 +183,7 @@ inline void paged_layouts(Table& table) {
       const bool quick = layout != Layout::far && pair.q == DType::bf16;
       add(table, fmt::format("layout/{}-{}", cache_name(pair), name), spec, quick ? Tier::quick : Tier::full);
     }
-  for (const auto& [name, scales] : {std::pair{"none", Scales::none}, {"one", Scales::one_value}}) {
-    Case spec = paged(DType::bf16, DType::e4m3, {{1, 75}, {34, 75}});
-    spec.scales = scales;
-    add(table, fmt::format("scales/{}", name), spec, Tier::quick);
-  }
-  Case nan = with_heads(paged(DType::bf16, DType::e4m3, {{1, 75}, {34, 20}, {3, 0}}), 4, 2);
-  nan.nan_scale = true;
-  add(table, "scales/bf16-on-e4m3-nan", nan, Tier::quick);
+  paged_scales(table);
   Case shared = paged(DType::bf16, DType::bf16, {{1, 100}, {3, 100}, {20, 90}});
   shared.shared_prefix = true;
   add(table, "layout/bf16-shared-prefix", shared, Tier::quick);

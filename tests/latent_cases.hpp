@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "scale_cases.hpp"
 #include "support/latent_case.hpp"
 
 namespace fovea::check {
@@ -139,7 +140,7 @@ inline std::vector<LatentCase> latent_cases() {
     spec.tier = tier;
     table.push_back(std::move(spec));
   };
-  const DType f32 = DType::f32, f16 = DType::f16, e4m3 = DType::e4m3;
+  const DType f32 = DType::f32, f16 = DType::f16;
   add("decode/bf16-h16", {.sequences = of_lengths(1, {1, 64, 65, 200})});
   add("decode/bf16-h128", {.head = 128, .sequences = of_lengths(1, {130, 3})});
   add("decode/bf16-h1", {.head = 1, .sequences = of_lengths(1, {77, 0, 5})});
@@ -167,14 +168,7 @@ inline std::vector<LatentCase> latent_cases() {
   add("mask/bf16-window", {.head = 12, .sequences = of_lengths(4, {150}), .mask = sliding_window(70)});
   add("mask/bf16-full", {.head = 3, .sequences = of_lengths(5, {150}), .mask = {}});
   add("mask/bf16-nobody-sees", {.head = 16, .sequences = of_lengths(2, {150}), .mask = {.left = -5, .right = 2}});
-  add("scale/bf16-negative", {.sequences = of_lengths(1, {100}), .scale = -0.07f});
-  add("scale/bf16-on-e4m3", {.rows = e4m3, .sequences = of_lengths(1, {129, 8}), .has_scale = true});
-  add("scale/f16-on-e4m3-h4", {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(1, {129}), .has_scale = true});
-  // Some rows see no key.
-  add("scale/bf16-on-e4m3-nan", {.rows = e4m3, .sequences = of_lengths(3, {129, 2, 0}), .has_scale = true, .nan_scale = true});
-  add("scale/f16-on-e4m3-h4-nan",
-      {.dtype = f16, .rows = e4m3, .head = 4, .sequences = of_lengths(3, {40, 1}), .has_scale = true, .nan_scale = true});
-  add("scale/bf16-on-e4m3-none", {.rows = e4m3, .row = 512, .sequences = of_lengths(1, {33})});
+  latent_scales(add);
   add("layout/bf16-odd-rows", {.head = 65, .gap = 1, .sequences = of_lengths(2, {70, 129})});
   add("layout/bf16-contiguous", {.head = 17, .gap = 0, .sequences = of_lengths(2, {70, 129})});
   add("packed/v32_fp8-h64", {.format = CacheFormat::v32_fp8, .head = 64, .sequences = of_lengths(1, {200, 0, 64})});

@@ -19,7 +19,7 @@ import fovea
 import kv_values
 import packed
 import plain
-from definitions_scores import Undecided
+from definitions_scores import Undecided, decide, score_terms
 
 E4M3 = torch.float8_e4m3fn
 
@@ -139,19 +139,6 @@ def attention(a: SimpleNamespace) -> dict[str, Want]:
         put(out, at, one)
         put(lse, at, other if ragged else Want(other.value.T, other.bound.T))
     return {"out": Want(*out), "lse": Want(*lse)}
-
-
-def score_terms(a: SimpleNamespace, b: int, at: Any, seq_q: int, seq_k: int, batch: int) -> dict[str, Any]:
-    rows = at if isinstance(at, slice) else slice(b * seq_q, (b + 1) * seq_q)
-    return definitions_scores.terms(a, b, rows, seq_k, batch)
-
-
-def decide(own: dict[str, Any], *operands: Tensor) -> None:
-    """Weights that a bias or dropout makes 0 may still multiply what is no number, and -inf may be added to it."""
-    if own["bias"] is None and own["keep"] is None:
-        return
-    if not all(bool(operand.double().isfinite().all()) for operand in operands):
-        raise Undecided("a weight of 0 where there are no numbers")
 
 
 def scaled_dot_product_attention(a: SimpleNamespace) -> dict[str, Want]:

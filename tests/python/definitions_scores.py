@@ -15,6 +15,19 @@ class Undecided(Exception):
     """The definition leaves the result open."""
 
 
+def score_terms(a: SimpleNamespace, b: int, at: Any, seq_q: int, seq_k: int, batch: int) -> dict[str, Any]:
+    rows = at if isinstance(at, slice) else slice(b * seq_q, (b + 1) * seq_q)
+    return terms(a, b, rows, seq_k, batch)
+
+
+def decide(own: dict[str, Any], *operands: Tensor) -> None:
+    """Weights that a bias or dropout makes 0 may still multiply what is no number, and -inf may be added to it."""
+    if own["bias"] is None and own["keep"] is None:
+        return
+    if not all(bool(operand.double().isfinite().all()) for operand in operands):
+        raise Undecided("a weight of 0 where there are no numbers")
+
+
 def terms(a: SimpleNamespace, b: int, rows: slice, seq_k: int, batch: int, anchored: bool = True) -> dict[str, Any]:
     """Options of plain.attention for sequence b, whose queries are ``rows`` of all: visible, bias and keep."""
     seq_q, head = rows.stop - rows.start, a.q.shape[-2]
