@@ -112,9 +112,8 @@ def band(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[in
 def _bounds(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
     """The window, checked. The library takes negative bounds, too; callers from other packages mean no bound by them."""
     if len(window) != 2 or not _is_bound(window[0]) or not _is_bound(window[1]):
-        got = (
-            "a pair with a tensor" if any(isinstance(bound, Tensor) for bound in window) else window
-        )  # whose values may not be there
+        # A tensor is not printed: its values may lie past the end of its storage.
+        got = "a pair with a tensor" if any(isinstance(bound, Tensor) for bound in window) else window
         raise ValueError(f"window: got {got}, want {WINDOW}; window=None is no window")
     return window
 

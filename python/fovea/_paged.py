@@ -35,8 +35,8 @@ _HALF_BYTES = {name for name, format in kv_formats().items() if format.bits == 4
 
 
 def _new_out(q: Tensor, v_cache: Tensor, v_format: str) -> Tensor:
-    if v_format in _HALF_BYTES and v_cache.dim() > 0:
-        return q.new_empty((*q.shape[:-1], 2 * v_cache.shape[-1]))
+    if v_format in _HALF_BYTES:
+        return q.new_empty((*q.shape[:-1], *(2 * extent for extent in v_cache.shape[-1:])))
     return empty_out(q, v_cache)
 
 

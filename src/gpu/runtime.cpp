@@ -6,6 +6,7 @@
 #include <atomic>
 #include <vector>
 
+#include "gpu/common/find_device.hpp"
 #include "gpu/devices.hpp"
 #include "op/common/checks.hpp"
 
@@ -78,16 +79,7 @@ Error CudaStatus::error() const {
           std::string(action_).append(": ").append(cudaGetErrorName(status_)).append(", ") + cudaGetErrorString(status_)};
 }
 
-const DeviceProperties* properties(Device device) {
-  if (device.capability != 0) {
-    const auto is_it = [&](const DeviceProperties& candidate) { return candidate.capability == device.capability; };
-    const auto found = std::find_if(kDescribedDevices.begin(), kDescribedDevices.end(), is_it);
-    return found == kDescribedDevices.end() ? nullptr : &*found;
-  }
-  const auto& devices = device_table().devices;
-  const auto ordinal = static_cast<std::size_t>(device.ordinal);
-  return device.ordinal >= 0 && ordinal < devices.size() ? &devices[ordinal] : nullptr;
-}
+const DeviceProperties* properties(Device device) { return find_device(device, kDescribedDevices, device_table().devices); }
 
 std::string why_unavailable(int lowest, int highest) {
   const DeviceTable& table = device_table();

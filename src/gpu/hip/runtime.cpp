@@ -6,6 +6,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "gpu/common/find_device.hpp"
 #include "op/common/checks.hpp"
 
 namespace fovea::gpu::hip {
@@ -67,16 +68,7 @@ const DeviceTable& device_table() {
   return kTable;
 }
 
-const DeviceProperties* properties(Device device) {
-  if (device.capability != 0) {
-    const auto is_it = [&](const DeviceProperties& candidate) { return candidate.capability == device.capability; };
-    const auto found = std::find_if(kDescribedDevices.begin(), kDescribedDevices.end(), is_it);
-    return found == kDescribedDevices.end() ? nullptr : &*found;
-  }
-  const auto& devices = device_table().devices;
-  const auto ordinal = static_cast<std::size_t>(device.ordinal);
-  return device.ordinal >= 0 && ordinal < devices.size() ? &devices[ordinal] : nullptr;
-}
+const DeviceProperties* properties(Device device) { return find_device(device, kDescribedDevices, device_table().devices); }
 
 std::string_view unavailable() {
   static const std::string kReason = [] {

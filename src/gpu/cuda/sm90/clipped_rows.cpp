@@ -25,6 +25,19 @@ TensorMapDesc desc_of(const ClippedRows& rows, const RowsDesc& tensor, int heads
   return desc;
 }
 
+Result<void> encode(CUtensorMap& to, const void* base, const TensorMapDesc& desc) {
+  const Result<CUtensorMap> map = encode_tensor_map(base, desc);
+  if (!map) return map.error();
+  to = *map;
+  return {};
+}
+
+/// The map of all boxes begins a tile before the tensor.
+Result<void> encode_all(ClippedRows& rows, const TensorMapDesc& desc) {
+  const std::int64_t tile_bytes = rows.tile * desc.dimensions[2].stride * static_cast<std::int64_t>(size_of(desc.dtype));
+  return encode(rows.map, static_cast<const std::byte*>(rows.data) - tile_bytes, desc);
+}
+
 }  // namespace
 
 Result<void> accept_rows(const RowsDesc& tensor) {
@@ -56,20 +69,13 @@ ClippedRows rows_of(const RowsDesc& tensor, const void* data, int tile) {
 }
 
 Result<void> encode_stored_rows(ClippedRows& rows, const RowsDesc& tensor, int heads) {
-  const TensorMapDesc desc = desc_of(rows, tensor, heads);
-  const std::int64_t tile_bytes = rows.tile * desc.dimensions[2].stride * static_cast<std::int64_t>(size_of(tensor.dtype));
-  const Result<CUtensorMap> map = encode_tensor_map(static_cast<const std::byte*>(rows.data) - tile_bytes, desc);
-  if (!map) return map.error();
-  rows.map = *map;
-  return {};
+  return encode_all(rows, desc_of(rows, tensor, heads));
 }
 
 Result<void> encode_rows(ClippedRows& rows, const RowsDesc& tensor, int heads) {
-  if (Result<void> good = encode_stored_rows(rows, tensor, heads); !good) return good;
-  const Result<CUtensorMap> beyond = encode_tensor_map(rows.data, desc_of(rows, tensor, heads));
-  if (!beyond) return beyond.error();
-  rows.beyond = *beyond;
-  return {};
+  const TensorMapDesc desc = desc_of(rows, tensor, heads);
+  if (Result<void> good = encode_all(rows, desc); !good) return good;
+  return encode(rows.beyond, rows.data, desc);
 }
 
 }  // namespace fovea::gpu::sm90
