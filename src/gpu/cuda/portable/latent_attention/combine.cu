@@ -36,7 +36,7 @@ struct CombinedRow {
 __device__ void store(const Params& params, const RowPlace& place, const CombinedRow& row, float scale_log2) {
   const RowResult result{row.state.sum, row.state.maximum * scale_log2, row.largest};
   if (threadIdx.x == 0) result.store(params, place, scale_log2);
-  const float factor = result.normalise(params, place.head);
+  const float factor = result.normalise(params, place.head, 1);
   const float4& x = row.columns;
   const float of[4] = {x.x * factor, x.y * factor, x.z * factor, x.w * factor};
   auto* to = static_cast<std::uint16_t*>(params.out) + place.in(params.out_strides) + 4 * threadIdx.x;

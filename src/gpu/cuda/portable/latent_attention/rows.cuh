@@ -68,7 +68,7 @@ struct TileRow {
     const RowResult result{state.sum, state.maximum * scale_log2, largest};
     if (column == 0) result.store(params, place(), scale_log2);
     auto* to = static_cast<std::uint16_t*>(params.out) + place().in(params.out_strides) + column;
-    store_result(to, out, r, value_scale * result.normalise(params, place().head));
+    store_result(to, out, r, result.normalise(params, place().head, value_scale));
   }
 
  private:

@@ -85,10 +85,10 @@ struct RowResult {
     if (params.lse != nullptr) params.lse[place.in(params.lse_strides)] = lse_of(sum, base) * kLn2;
     if (params.max_logits != nullptr) params.max_logits[place.in(params.max_logits_strides)] = largest * scale_log2 * kLn2;
   }
-  /// Factor of the row's sums of values.
-  __device__ float normalise(const Params& params, int head) const {
+  /// Factor of the row's sums of values, which have the scale of the cache.
+  __device__ float normalise(const Params& params, int head, float value_scale) const {
     if (sum == 0) return 0;
-    return 1 / (params.sink == nullptr ? sum : sum + exp2f(fmaf(params.sink[head], kLog2e, -base)));
+    return value_scale / (params.sink == nullptr ? sum : sum + exp2f(fmaf(params.sink[head], kLog2e, -base)));
   }
 };
 

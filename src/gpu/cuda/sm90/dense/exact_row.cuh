@@ -26,7 +26,8 @@ __device__ inline float descale(const Descale& scale, const WorkTile& work, int 
 }
 
 /// Factors of Q K^T: accumulators times `factor` are transformed and masked, and `log2` is the scale of
-/// the softmax. Without a transform, `log2` is above 0 and finite, and `factor` is 1 or -1.
+/// the softmax. Without a transform, `log2` is above 0 and finite, and `factor` is 1 or -1. It is NaN where the scale is: hidden scores,
+/// which are minus infinity, then have no weight.
 struct ScoreScale {
   float factor = 1, log2 = kLog2e;
 
@@ -34,7 +35,7 @@ struct ScoreScale {
   static __device__ ScoreScale of(const typename Config::Params& params, const WorkTile& work) {
     if (!Config::k8Bit) return {1, Config::kTransform ? kLog2e : params.scale_log2};
     const float scale = descale(params.q_scale, work, params.heads_per_kv) * descale(params.k_scale, work, params.heads_per_kv);
-    if (Config::kTransform) return {scale, kLog2e};
+    if (Config::kTransform || isnan(scale)) return {scale, kLog2e};
     return {scale < 0 ? -1.0f : 1.0f, clamped_scale(fabsf(scale) * params.scale_log2)};
   }
 };

@@ -305,9 +305,9 @@ class Math {
     if constexpr (Config::kTransform) {
 #pragma unroll
       for (int i = 0; i < kScores; ++i) scores[i] = transformed(params, Config::k8Bit ? scores[i] * own_scale.factor : scores[i]);
-    } else if (Config::k8Bit && Warp::any(own_scale.factor < 0)) {
+    } else if (Config::k8Bit && Warp::any(!(own_scale.factor > 0))) {
 #pragma unroll
-      for (int i = 0; i < kScores; ++i) scores[i] = -scores[i];
+      for (int i = 0; i < kScores; ++i) scores[i] *= own_scale.factor;
     }
     if (edge) mask(scores, *current, key_tile() * Config::kKeyTile);
     if constexpr (kListed<Config>) {

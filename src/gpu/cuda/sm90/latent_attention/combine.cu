@@ -203,11 +203,11 @@ __global__ void __launch_bounds__(kMathThreads) combine(const __grid_constant__ 
     const float total = weights.total[first_row - row_begin + 8 * r], base = weights.base[first_row - row_begin + 8 * r];
     store_row<Element>(output[r], r, math_warp / 4 * (kValueDim / 2) + 16 * piece, output[r].normalise(params, total, base), out);
     if (piece > 0 || math_warp >= 4 || lane % 4 != 0) continue;
-    output[r].store_lse(lse_of(total, base));
+    output[r].store_lse(params, lse_of(total, base));
     if (params.max_logits == nullptr) continue;
     // The warps of the right half have stored the largest scores.
     const auto right = [&](int split) { return place_of(split).row_stats(kQueryTile + first_row + 8 * r); };
-    output[r].store_largest(largest_of_splits(own_count, right), scale_log2);
+    output[r].store_largest(params, largest_of_splits(own_count, right), scale_log2);
   }
 }
 

@@ -12,10 +12,13 @@ namespace fovea::gpu::sm90::latent {
 
 inline constexpr float kLeastScale = 1.1754944e-38f;  // above 0, so that minus infinity stays so
 
-/// log2(e) times the scale of scores: the scale of the call times the magnitude of the cache's.
+/// log2(e) times the scale of scores: the scale of the call times the magnitude of the cache's. A scale that is NaN is left out, and
+/// OutputRow makes the rows with keys NaN.
 __device__ inline float scale_log2_of(const Params& params) {
   return fmaxf(params.scale_log2 * (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f), kLeastScale);
 }
+
+__device__ inline bool has_nan_scale(const Params& params) { return params.cache_scale != nullptr && isnan(*params.cache_scale); }
 
 /// The sum of a row with the sink's term, both relative to 2^base.
 __device__ inline float sum_with_sink(const Params& params, std::uint32_t head, float sum, float base) {
@@ -54,13 +57,14 @@ struct OutputRow {
     return (params.cache_scale != nullptr ? fabsf(*params.cache_scale) : 1.0f) / sum_with_sink(params, head, sum, base);
   }
 
-  /// `value` is in base 2.
-  __device__ void store_lse(float value) const {
-    if (valid && lse != nullptr) *lse = value * kLn2;
+  /// `value` is in base 2. With a scale that is NaN, so is the lse of a row with keys.
+  __device__ void store_lse(const Params& params, float value) const {
+    if (!valid || lse == nullptr) return;
+    *lse = has_nan_scale(params) && value > -INFINITY ? NAN : value * kLn2;
   }
-  /// `score` is as MMAs leave it.
-  __device__ void store_largest(float score, float scale_log2) const {
-    if (valid && largest != nullptr) *largest = score * scale_log2 * kLn2;
+  /// `score` is as MMAs leave it. Scores that are NaN do not count.
+  __device__ void store_largest(const Params& params, float score, float scale_log2) const {
+    if (valid && largest != nullptr) *largest = has_nan_scale(params) ? -INFINITY : score * scale_log2 * kLn2;
   }
 
  private:

@@ -35,8 +35,8 @@ struct Results {
         row.template store<Element>(half * (kValueDim / 2) + 8 * i, lane_index(), x);
       }
       if (lane_index() % 4 != 0) continue;
-      if (half == 0) row.store_lse(lse_of(sum[r], maximum[r] * scale_log2));
-      if (has_largest) row.store_largest(largest[r], scale_log2);
+      if (half == 0) row.store_lse(params, lse_of(sum[r], maximum[r] * scale_log2));
+      if (has_largest) row.store_largest(params, largest[r], scale_log2);
     }
   }
 
