@@ -175,6 +175,10 @@ inline void many_query_tiles(Table& table) {
   add_both("many", many, 4);
   const Case tall = ragged(DType::bf16, {{1, 1}, {2300, 2300}, {0, 5}, {700, 900}}, causal());
   add(table, "tiles/bf16-tall-ragged", with_heads(with_dims(tall, 128, 128), 4, 2));
+  for (const auto& [name, anchor] : {std::pair{"top", Anchor::top_left}, {"bottom", Anchor::bottom_right}}) {
+    const Case causal_rows = attention(DType::bf16, {{6200, 300}, {6200, 300}}, causal(anchor));
+    add(table, fmt::format("tiles/bf16-tall-causal-{}", name), with_heads(with_dims(causal_rows, 128, 128), 4, 2));
+  }
   const Case heads = with_heads(with_dims(attention(DType::bf16, {{1, 4100}, {1, 4100}, {1, 4100}}, causal()), 8, 8), 260, 260);
   add(table, "tiles/bf16-sections-of-heads", heads);
   // Query tiles that see no key follow others, whose results have yet to leave. Such a tile has one key tile all the same; with more than

@@ -50,20 +50,22 @@ TEST(Planning, AKernelThatNoDeviceHasRunIsTakenIfAskedFor) {
 
 /// Long calls have tiles of 192 rows: from 4096 rows on without a mask, from 8192 on in a window, from 32768 on under a causal mask alone.
 TEST(Planning, HopperAttentionTilesByRows) {
-  const auto tiles = [](std::int64_t rows, const BandMask& mask) {
-    TensorDesc q = contiguous(DType::bf16, {1, rows, 16, 128});
-    q.alignment = 16;
-    const auto plan = plan_attention({.q = q, .k = q, .v = q, .out = q, .mask = mask}, kHopper, {.implementation = "cuda.sm90.attention"});
+  const auto tiles = [](std::int64_t rows, const BandMask& mask, std::int64_t group = 1) {
+    TensorDesc q = contiguous(DType::bf16, {1, rows, 8 * group, 128}), k = contiguous(DType::bf16, {1, rows, 8, 128});
+    q.alignment = k.alignment = 16;
+    const auto plan = plan_attention({.q = q, .k = k, .v = k, .out = q, .mask = mask}, kHopper, {.implementation = "cuda.sm90.attention"});
     const std::string text(plan->explain());
     const std::size_t end = text.find(" x 128 tiles");
     return text.substr(end - 3, 3);
   };
-  EXPECT_EQ(tiles(4095, {}), "128");
-  EXPECT_EQ(tiles(4096, {}), "192");
+  EXPECT_EQ(tiles(2047, {}), "128");
+  EXPECT_EQ(tiles(2048, {}), "192");
   EXPECT_EQ(tiles(8191, {.left = 1024, .right = 0}), "128");
   EXPECT_EQ(tiles(8192, {.left = 1024, .right = 0}), "192");
-  EXPECT_EQ(tiles(32767, causal()), "128");
-  EXPECT_EQ(tiles(32768, causal()), "192");
+  EXPECT_EQ(tiles(6143, causal()), "128");
+  EXPECT_EQ(tiles(6144, causal()), "192");
+  EXPECT_EQ(tiles(4095, causal(), 4), "128");
+  EXPECT_EQ(tiles(4096, causal(), 4), "192");
 }
 
 /// Calls of one wave: a warpgroup of 64 query rows begins with a token of its own, and clusters merge without a workspace.

@@ -42,13 +42,13 @@ constexpr bool short_tile_first(const Tuning& row, bool e4m3) { return !row.over
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                // with overlap and pingpong 5 to 7 % slower; 160 keys level
     {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
-    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096}},  // 128 rows with overlap 2 % slower; causal to 16384 faster
+    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 2048}},  // 128 rows with overlap 2 to 6 % slower
     {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},               // without overlap 8 % slower; 128 x 160 tiles up to 6 %
-    {"192x128_pair", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096, 0, 2}},  // CTAs alone 2 to 3 % slower, level from 16384 on
-    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096}},        // 128 rows with overlap 1 to 7 % slower
+    {"192x128_pair", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 3072, 0, 2}},  // CTAs alone 2 to 5 % slower, level from 16384 on
+    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 3072}},        // 128 rows with overlap 1 to 7 % slower
     {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, true, true}},                     // 96 keys 7 to 12 % slower, no pingpong up to 3 %
     {"192", {192, 192, 2, 96, 2, 2, 1, 216, true, true}},                          // 112 and 80 keys to 5 % slower, 64 to 7 %
-    {"256_pair", {256, 256, 2, 64, 2, 3, 1, 216, true, true, 4096, 0, 2}},         // CTAs alone 3 % slower
+    {"256_pair", {256, 256, 2, 64, 2, 3, 1, 216, true, true, 2048, 0, 2}},         // CTAs alone 1 to 3 % slower
     {"256", {256, 256, 2, 64, 2, 3, 1, 216, true, true}},                          // 80 keys in 2 stages up to 10 % slower, 48 keys more
 });
 

@@ -75,6 +75,12 @@ class Epilogue {
     store_lse(work, second, base + Warp::log2(second ? softmax.sum[1] : softmax.sum[0]));
     return rows;
   }
+  /// Returns the slot of staged results to the producer, once TMA has read it.
+  __device__ __forceinline__ void return_staged(int slot) const {
+    if (!is_first()) return;
+    tma_store_wait_read();
+    barrier_arrive(shared_address(&storage.q_empty[slot]));
+  }
   /// The second part. Its call serialises MMAs that are in flight.
   __device__ __forceinline__ void finish(WorkSlots slots, const Unfinished& rows, ScoreScale scale) {
     if (Config::kStagedResults && rows.any_staged) await_stores();
@@ -86,11 +92,8 @@ class Epilogue {
   /// Returns the work tile to the scheduler. From a barrier, unlike __syncwarp(), ptxas learns that warps
   /// have converged after a call: else it keeps the stages of the key loop in vector registers.
   __device__ __forceinline__ void release(WorkSlots slots) const {
-    if (Config::kStagedResults && is_first()) tma_store_wait_read();
     named_sync(kWarpgroup + warpgroup, 128);
-    if (!is_first()) return;
-    barrier_arrive(shared_address(&storage.work_empty[slots.work]));
-    if constexpr (Config::kStagedResults) barrier_arrive(shared_address(&storage.q_empty[slots.queries]));
+    if (is_first()) barrier_arrive(shared_address(&storage.work_empty[slots.work]));
   }
   /// Whether this thread is the first of the warpgroup, which issues its bulk copies.
   static __device__ __forceinline__ bool is_first() { return thread_index() % 128 == 0; }
@@ -144,7 +147,8 @@ class Epilogue {
     }
   }
 
-  /// Stores the warpgroup's rows by TMA, through the slot of its queries. Returns whether `vote` is true in any warp.
+  /// Stores the warpgroup's rows by TMA, through the slot of its queries, which return_staged() returns. Returns whether `vote` is true in
+  /// any warp.
   __device__ __forceinline__ bool store_staged(const WorkTile& work, WorkSlots slots, const float (&out)[kOut], const float (&factor)[2],
                                                bool vote) const {
     const std::uint32_t at = shared_address(storage.q[slots.queries]);

@@ -31,6 +31,7 @@ class Math {
     if (kPingpong && warpgroup == Config::kTuning.warpgroups - 1) named_arrive(kSchedulerBarrier, 256);
     if constexpr (!Config::kOverlap) {
       while (begin_work()) compute_work(epilogue);
+      return_staged(epilogue);
     } else if (begin_work()) {
       begin_rows();
       issue_scores();
@@ -86,6 +87,7 @@ class Math {
     epilogue.finish(ended, rows, scale());
     scores_to_probabilities();
     round_to<ValueElement>(probabilities, scores);
+    if constexpr (Config::kStagedResults) epilogue.return_staged(ended.queries);
     return more;
   }
 
@@ -109,6 +111,7 @@ class Math {
       issue_scores();
       if constexpr (Config::kCodes) int_scores.begin_tile(tile);
       wgmma_wait<0>();
+      if (tile == begun_at) return_staged(epilogue);
       const bool grown = scores_to_probabilities();
       // ptxas joins e4m3 pairs as it rounds them, unless a branch stands between.
       if constexpr (Config::k8BitValues) round_to<ValueElement>(probabilities, scores);
@@ -123,9 +126,19 @@ class Math {
         finish_values();
       }
     }
+    return_staged(epilogue);
     epilogue(slots(), softmax, out, scale());
+    staged = query_slot();
     for (; tile >= first_of_work; --tile) skip_tile();
     advance_work();
+  }
+
+  /// Returns the slot through which the results of the last work tile left. The end of that tile would wait for TMA to read it.
+  __device__ __forceinline__ void return_staged(const Epilogue& epilogue) {
+    if constexpr (Config::kStagedResults) {
+      if (staged >= 0) epilogue.return_staged(staged);
+      staged = -1;
+    }
   }
 
   struct Range {
@@ -354,6 +367,7 @@ class Math {
   PipelineState<Config::kQueryBuffers> position;
   PipelineState<kWorkTiles> work_at;
   const WorkTile* current = nullptr;
+  int staged = -1;                    // slot of results that TMA may still read, unless negative
   int tile = 0;                       // the current key tile
   int first = 0;                      // the last one to compute
   int full_first = 0, full_last = 0;  // those without a mask

@@ -76,13 +76,16 @@ inline std::int64_t section_heads(const detail::AttentionProblem& p, int packed)
   return kv_heads * (p.group() / packed);
 }
 
-/// Whether CTAs draw tickets, which cost a small launch. Under a causal mask, sections of few heads and
-/// short sequences are level with pairs or behind.
-inline bool draws_tickets(const detail::AttentionProblem& p, std::int64_t work_tiles, int packed, int multiprocessors) {
+/// Whether a causal call has heads and keys for tickets. Sections of few heads and short sequences are level with pairs or behind.
+inline bool has_wide_sections(const detail::AttentionProblem& p, int packed) {
   constexpr std::int64_t kLeastHeads = 32, kLeastKeys = 4096;
+  return is_causal_alone(p) && p.max_seq_k >= kLeastKeys && section_heads(p, packed) >= kLeastHeads;
+}
+
+/// Whether CTAs draw tickets, which cost a small launch.
+inline bool draws_tickets(const detail::AttentionProblem& p, std::int64_t work_tiles, int packed, int multiprocessors) {
   if (p.ragged) return work_tiles > multiprocessors;
-  if (p.mask.left != kUnbounded || p.mask.right == kUnbounded || p.max_seq_k < kLeastKeys) return false;
-  return work_tiles > 4 * multiprocessors && section_heads(p, packed) >= kLeastHeads;
+  return work_tiles > 4 * multiprocessors && has_wide_sections(p, packed);
 }
 
 /// The order of tickets. `tokens`: of a query tile.
