@@ -9,7 +9,8 @@
 
 namespace fovea::gpu::sm90::indexer::decode {
 
-/// Warps that load find their share while another one makes barriers. Math warps touch no memory of other kernels before keys arrive.
+/// Warps that load find their share and look up its first blocks while another one makes barriers. Math warps touch no memory of other
+/// kernels before keys arrive.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) std::byte shared[];
@@ -24,11 +25,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1) index_logits(const __grid
     storage.init();
   }
   const TileScheduler<Config> work(params, share);
+  KeyLoader<Config> loader(storage, params, warp, work);
   __syncthreads();
   if (warp < 4) {
     warpgroup_reg_dealloc<Config::kLoadRegisters>();
     if (warp < Config::kProducers) {
-      KeyLoader<Config>(storage, params, warp, work).run();
+      loader.run();
     } else if (warp == Config::kProducers) {
       load_queries<Config>(storage, params, work);
     } else {

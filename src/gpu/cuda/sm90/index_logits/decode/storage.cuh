@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kThreads = 128 * (kWarpgroups + 1);  ///< the first warpgroup loads
   static constexpr int kLoadRegisters = kColumns > 64 ? 32 : 96, kMathRegisters = kColumns > 64 ? 112 : 96;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kColumns * kDim;
-  static constexpr int kQueryStages = 2, kKeyStages = 12;
+  static constexpr int kQueryStages = 2, kKeyStages = 8;
   static_assert(kKeyStages % kWarpgroups == 0 && kWarpgroups % kProducers == 0, "a stage has one warpgroup and one producer");
   static constexpr int stage_cost(int) { return 1; }  ///< codes of a sequence's queries take as many bytes
 };
