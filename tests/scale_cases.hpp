@@ -28,6 +28,8 @@ inline void attention_scales(Table& table) {
     spec.scales = Scales::per_head;
     spec.nan_scale = true;
     add(table, fmt::format("scales/per-head-nan-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
+    spec.softcap = 20;
+    add(table, fmt::format("scales/per-head-nan-softcap-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
   }
 }
 
@@ -52,6 +54,8 @@ void latent_scales(Add&& add) {
   add("scale/bf16-on-e4m3-nan", {.rows = DType::e4m3, .sequences = {{3, 129}, {3, 2}, {3, 0}}, .has_scale = true, .nan_scale = true});
   add("scale/f16-on-e4m3-h4-nan",
       {.dtype = DType::f16, .rows = DType::e4m3, .head = 4, .sequences = {{3, 40}, {3, 1}}, .has_scale = true, .nan_scale = true});
+  add("scale/bf16-on-e4m3-nan-splits",
+      {.rows = DType::e4m3, .head = 4, .sequences = {{2, 9000}, {2, 1}}, .has_scale = true, .nan_scale = true});
   add("scale/bf16-on-e4m3-none", {.rows = DType::e4m3, .row = 512, .sequences = {{1, 33}}});
 }
 

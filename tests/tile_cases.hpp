@@ -181,6 +181,12 @@ inline void many_query_tiles(Table& table) {
   }
   const Case heads = with_heads(with_dims(attention(DType::bf16, {{1, 4100}, {1, 4100}, {1, 4100}}, causal()), 8, 8), 260, 260);
   add(table, "tiles/bf16-sections-of-heads", heads);
+  // Some CTAs have more work tiles than slots of staged results: tiles of one key tile, and of two, where hidden values are NaN.
+  for (const Sequence lengths : {Sequence{130, 70}, Sequence{160, 150}}) {
+    Case ends = with_heads(with_dims(attention(DType::bf16, std::vector<Sequence>(4, lengths), causal()), 128, 128), 64, 64);
+    ends.values = Values::nan_tail;
+    add(table, fmt::format("tiles/bf16-ends-{}x{}", lengths.q, lengths.kv), ends);
+  }
   // Query tiles that see no key follow others, whose results have yet to leave. Such a tile has one key tile all the same; with more than
   // 128 keys, that lies before the keys of its last rows.
   for (const DType dtype : {DType::bf16, DType::e4m3}) {

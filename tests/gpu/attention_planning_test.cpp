@@ -48,24 +48,47 @@ TEST(Planning, AKernelThatNoDeviceHasRunIsTakenIfAskedFor) {
   EXPECT_EQ(taken->implementation(), "cuda.portable.attention");
 }
 
-/// Long calls have tiles of 192 rows: from 4096 rows on without a mask, from 8192 on in a window, from 32768 on under a causal mask alone.
+/// Long calls have taller tiles, or pairs of CTAs: by their mask, and by whether heads draw tickets.
 TEST(Planning, HopperAttentionTilesByRows) {
-  const auto tiles = [](std::int64_t rows, const BandMask& mask, std::int64_t group = 1) {
-    TensorDesc q = contiguous(DType::bf16, {1, rows, 8 * group, 128}), k = contiguous(DType::bf16, {1, rows, 8, 128});
-    q.alignment = k.alignment = 16;
-    const auto plan = plan_attention({.q = q, .k = k, .v = k, .out = q, .mask = mask}, kHopper, {.implementation = "cuda.sm90.attention"});
-    const std::string text(plan->explain());
-    const std::size_t end = text.find(" x 128 tiles");
-    return text.substr(end - 3, 3);
+  struct Call {
+    std::int64_t rows;
+    BandMask mask{};
+    std::int64_t group = 1, qk = 128, v = 128;
+    bool alibi = false;
   };
-  EXPECT_EQ(tiles(2047, {}), "128");
-  EXPECT_EQ(tiles(2048, {}), "192");
-  EXPECT_EQ(tiles(8191, {.left = 1024, .right = 0}), "128");
-  EXPECT_EQ(tiles(8192, {.left = 1024, .right = 0}), "192");
-  EXPECT_EQ(tiles(6143, causal()), "128");
-  EXPECT_EQ(tiles(6144, causal()), "192");
-  EXPECT_EQ(tiles(4095, causal(), 4), "128");
-  EXPECT_EQ(tiles(4096, causal(), 4), "192");
+  const auto tiles = [](const Call& call) {
+    const std::int64_t heads = 8 * call.group;
+    TensorDesc q = contiguous(DType::bf16, {1, call.rows, heads, call.qk}), k = contiguous(DType::bf16, {1, call.rows, 8, call.qk}),
+               v = contiguous(DType::bf16, {1, call.rows, 8, call.v}), out = contiguous(DType::bf16, {1, call.rows, heads, call.v});
+    for (TensorDesc* each : {&q, &k, &v, &out}) each->alignment = 16;
+    AttentionDesc desc{.q = q, .k = k, .v = v, .out = out, .mask = call.mask};
+    if (call.alibi) desc.alibi_slopes = contiguous(DType::f32, {heads});
+    const auto plan = plan_attention(desc, kHopper, {.implementation = "cuda.sm90.attention"});
+    if (!plan) return plan.error().message;
+    const std::string text(plan->explain());
+    const std::size_t end = text.find(" tiles for"), begin = text.rfind(": ", end);
+    const bool pair = text.find(", 2 CTAs share keys") != std::string::npos;
+    return text.substr(begin + 2, end - begin - 2) + (pair ? ", pair" : "");
+  };
+  const BandMask window{.left = 1024, .right = 0};
+  EXPECT_EQ(tiles({2047}), "128 x 128");
+  EXPECT_EQ(tiles({2048}), "192 x 128");
+  EXPECT_EQ(tiles({8191, window}), "128 x 128");
+  EXPECT_EQ(tiles({8192, window}), "192 x 128");
+  EXPECT_EQ(tiles({6143, causal()}), "128 x 128");
+  EXPECT_EQ(tiles({6144, causal()}), "192 x 128");
+  EXPECT_EQ(tiles({4095, causal(), 4}), "128 x 128");
+  EXPECT_EQ(tiles({4096, causal(), 4}), "192 x 128");
+  EXPECT_EQ(tiles({3071, {}, 1, 192}), "128 x 128");
+  EXPECT_EQ(tiles({3072, {}, 1, 192}), "192 x 112, pair");
+  EXPECT_EQ(tiles({2047, {}, 1, 256, 256}), "128 x 64");
+  EXPECT_EQ(tiles({2048, {}, 1, 256, 256}), "128 x 64, pair");
+  EXPECT_EQ(tiles({6143, causal(), 1, 192}), "128 x 128");
+  EXPECT_EQ(tiles({6144, causal(), 1, 192}), "192 x 112");
+  EXPECT_EQ(tiles({4095, {}, 1, 128, 128, true}), "128 x 128");
+  EXPECT_EQ(tiles({4096, {}, 1, 128, 128, true}), "192 x 128");
+  EXPECT_EQ(tiles({8191, causal(), 1, 128, 128, true}), "128 x 128");
+  EXPECT_EQ(tiles({8192, causal(), 1, 128, 128, true}), "192 x 128");
 }
 
 /// Calls of one wave: a warpgroup of 64 query rows begins with a token of its own, and clusters merge without a workspace.

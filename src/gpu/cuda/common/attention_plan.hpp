@@ -47,6 +47,9 @@ template <class Tuning>
 std::string tiles_text(const Tuning& tuning, int packed, int splits) {
   std::string text = std::to_string(tuning.row_tile()) + " x " + std::to_string(tuning.key_tile) + " tiles for head dims up to " +
                      std::to_string(tuning.head_dim_qk) + "/" + std::to_string(tuning.head_dim_v);
+  if constexpr (requires { tuning.cluster; }) {
+    if (tuning.cluster > 1) text += ", " + std::to_string(tuning.cluster) + " CTAs share keys";
+  }
   if (packed > 1) text += ", " + std::to_string(packed) + " heads to a query tile";
   if (splits > 1) text += ", keys in " + std::to_string(splits) + " splits";
   return text;

@@ -177,17 +177,17 @@ class State final : public PlanState<Problem, AttentionArgs> {
   }
 
   /// Query rows by which tuning.hpp chooses tiles. Long sequences have most of a ragged batch's work,
-  /// unless nearly all are short. Under a causal mask alone, tiles of 128 rows serve lengths below 6144, as
-  /// they lose less at the diagonal, or below 4096 with tickets. With batch_invariant, no length chooses.
+  /// unless nearly all are short. Under a causal mask, tiles of 128 rows serve lengths below 6144, as they
+  /// lose less at the diagonal, or below 4096 with tickets. With batch_invariant, no length chooses.
   std::int64_t query_rows() const {
     if (problem_.batch_invariant) return 0;
     if (problem_.ragged) {
       const std::int64_t average = problem_.total_q / std::max<std::int64_t>(problem_.batch, 1);
-      return std::min(problem_.max_seq_q, 4 * average);
+      return std::min(2 * problem_.max_seq_q, 8 * average);
     }
     if (problem_.mask.right == kUnbounded) return problem_.max_seq_q;
-    if (!dense::is_causal_alone(problem_) || problem_.has_alibi_slopes) return problem_.max_seq_q / 4;
-    return problem_.max_seq_q / (dense::has_wide_sections(problem_, 1) ? 2 : 3);
+    if (!dense::is_causal_alone(problem_) || problem_.has_alibi_slopes) return problem_.max_seq_q / 2;
+    return dense::has_wide_sections(problem_, 1) ? problem_.max_seq_q : problem_.max_seq_q * 2 / 3;
   }
 
   /// Whether all query tiles of a head see the same keys.

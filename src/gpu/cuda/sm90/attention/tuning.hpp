@@ -21,11 +21,13 @@ struct Tuning {
   /// Q K^T of a key tile overlaps P V of the one before. Otherwise warpgroups fill the gaps of each other,
   /// and each skips key tiles that none of its rows sees.
   bool overlap = true;
-  std::int64_t rows_from = 0;  ///< least query_rows of tuning_index()
+  std::int64_t rows_from = 0;  ///< least query_rows of tuning_index(), but see full_from
   int raw_stages = 0;          ///< slices of e4m3 values by rows, which the producer's warpgroup transposes
   int cluster = 1;             ///< CTAs whose query tiles see the same keys; each loads a part of a key tile for all
+  std::int64_t full_from = 0;  ///< rows_from where all query tiles see the same keys, unless 0
 
   constexpr int row_tile() const { return 64 * warpgroups; }
+  constexpr std::int64_t least_rows(bool same_keys) const { return same_keys && full_from > 0 ? full_from : rows_from; }
 };
 
 /// Whether results leave through the slot of their work tile's queries, from which TMA stores them. The next queries have another slot.
@@ -40,16 +42,16 @@ constexpr bool short_tile_first(const Tuning& row, bool e4m3) { return !row.over
 /// of the last round idle. Figures: bench/results/nvidia-h200/2026-11-24-dense-attention-rows.json, at the
 /// power limit.
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
-    {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},                // with overlap and pingpong 5 to 7 % slower; 160 keys level
-    {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},                // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
-    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 2048}},  // 128 rows with overlap 2 to 6 % slower
-    {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},               // without overlap 8 % slower; 128 x 160 tiles up to 6 %
-    {"192x128_pair", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 3072, 0, 2}},  // CTAs alone 2 to 5 % slower, level from 16384 on
-    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 3072}},        // 128 rows with overlap 1 to 7 % slower
-    {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, true, true}},                     // 96 keys 7 to 12 % slower, no pingpong up to 3 %
-    {"192", {192, 192, 2, 96, 2, 2, 1, 216, true, true}},                          // 112 and 80 keys to 5 % slower, 64 to 7 %
-    {"256_pair", {256, 256, 2, 64, 2, 3, 1, 216, true, true, 2048, 0, 2}},         // CTAs alone 1 to 3 % slower
-    {"256", {256, 256, 2, 64, 2, 3, 1, 216, true, true}},                          // 80 keys in 2 stages up to 10 % slower, 48 keys more
+    {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},  // with overlap and pingpong 5 to 7 % slower; 160 keys level
+    {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},  // 128 rows with overlap 6 to 9 % slower, 160 keys 4 %
+    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096, 0, 1, 2048}},  // 128 rows with overlap 1 to 6 % slower
+    {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},  // without overlap 8 % slower; 128 x 160 tiles up to 6 %
+    {"192x128_pair", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096, 0, 2, 3072}},  // CTAs alone 2 to 5 % slower, level from 16384 on
+    {"192x128_tall", {192, 128, 3, 112, 2, 2, 1, 160, false, false, 4096, 0, 1, 3072}},  // 128 rows with overlap 1 to 7 % slower
+    {"192x128", {192, 128, 2, 128, 2, 2, 1, 216, true, true}},                           // 96 keys 7 to 12 % slower, no pingpong up to 3 %
+    {"192", {192, 192, 2, 96, 2, 2, 1, 216, true, true}},                                // 112 and 80 keys to 5 % slower, 64 to 7 %
+    {"256_pair", {256, 256, 2, 64, 2, 3, 1, 216, true, true, 4096, 0, 2, 2048}},         // CTAs alone 1 to 3 % slower
+    {"256", {256, 256, 2, 64, 2, 3, 1, 216, true, true}},  // 80 keys in 2 stages up to 10 % slower, 48 keys more
 });
 
 /// For e4m3 inputs. Beside each row, accumulators of a lane: results and scores. Only head dim 128 is
@@ -73,7 +75,8 @@ constexpr Rows tunings_of(bool eight_bit) { return eight_bit ? Rows(kTuningsE4m3
 constexpr int tuning_index(Rows rows, std::int64_t head_dim_qk, std::int64_t head_dim_v, std::int64_t query_rows, bool same_keys = false) {
   int index = 0;
   for (const Tuning& row : rows) {
-    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.rows_from && (same_keys || row.cluster == 1))
+    if (row.head_dim_qk >= head_dim_qk && row.head_dim_v >= head_dim_v && query_rows >= row.least_rows(same_keys) &&
+        (same_keys || row.cluster == 1))
       break;
     ++index;
   }

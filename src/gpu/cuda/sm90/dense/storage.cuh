@@ -95,7 +95,7 @@ struct Storage : FirstDataOf<Config>::Type {
   [[no_unique_address]] RawValues<Config> raw;
   WorkTile work_tiles[kWorkTiles];
   // full: the scheduler arrives; producers and the warp that loads WorkTileData wait.
-  // empty: a thread of each consumer warpgroup arrives once its results have left shared memory and registers; the scheduler waits.
+  // empty: a thread of each consumer warpgroup arrives once its results have left registers; the scheduler waits.
   alignas(8) std::uint64_t work_full[kWorkTiles], work_empty[kWorkTiles];
   // full: a lane of a producer arrives, and TMA completes its bytes; consumers wait. With RawValues, a lane
   // of each transposing warp arrives instead (v).

@@ -10,7 +10,7 @@ namespace fovea::gpu::sm90::attention::alibi {
 inline constexpr auto kTunings = std::to_array<Named<Tuning>>({
     {"64", {64, 64, 3, 128, 4, 4, 2, 160, false, false}},
     {"96", {96, 96, 3, 128, 2, 3, 1, 160, false, false}},
-    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 2048}},
+    {"128_tall", {128, 128, 3, 128, 2, 3, 1, 160, false, false, 4096}},
     {"128", {128, 128, 2, 128, 2, 3, 2, 216, true, true}},
     {"256", {256, 256, 2, 80, 2, 2, 1, 232, false, true}},
 });
