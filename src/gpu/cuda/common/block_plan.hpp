@@ -60,11 +60,10 @@ inline std::optional<Error> decline_blocks(const detail::AttentionProblem& p, in
   if (heads_of_listed_tile(p, row_tile) == 0) {
     return declined("block_q", p.block_q, "a multiple of " + std::to_string(row_tile) + ", or less where heads of a group share lists");
   }
-  for (const auto& list : {p.full_block_indices, p.partial_block_indices}) {
-    if (list && list->shape[3] * (p.block_k / key_tile) >= kMostTiles) {
-      return declined("block_indices.shape[3] (slot)", list->shape[3], "key tiles below 2^29");
-    }
-  }
+  const auto slots = [](const std::optional<TensorDesc>& list) { return list ? list->shape[3] : 0; };
+  const std::int64_t full = slots(p.full_block_indices), partial = slots(p.partial_block_indices), tiles = p.block_k / key_tile;
+  if (full * tiles >= kMostTiles) return declined("full_block_indices.shape[3] (slot)", full, "key tiles below 2^29");
+  if (partial * tiles >= kMostTiles) return declined("partial_block_indices.shape[3] (slot)", partial, "key tiles below 2^29");
   return std::nullopt;
 }
 
