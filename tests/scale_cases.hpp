@@ -27,9 +27,10 @@ inline void attention_scales(Table& table) {
     Case spec = with_heads(seen, 4, 2);
     spec.scales = Scales::per_head;
     spec.nan_scale = true;
-    add(table, fmt::format("scales/per-head-nan-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
+    const char* mask = seen.mask.left == kUnbounded ? "causal" : "window";
+    add(table, fmt::format("scales/per-head-nan-{}", mask), spec, Tier::quick);
     spec.softcap = 20;
-    add(table, fmt::format("scales/per-head-nan-softcap-{}", seen.mask.left == kUnbounded ? "causal" : "window"), spec, Tier::quick);
+    add(table, fmt::format("scales/per-head-nan-softcap-{}", mask), spec, Tier::quick);
   }
 }
 

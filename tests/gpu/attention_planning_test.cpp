@@ -91,19 +91,24 @@ TEST(Planning, HopperAttentionTilesByRows) {
   EXPECT_EQ(tiles({8192, causal(), 1, 128, 128, true}), "192 x 128");
 }
 
-/// A decline of lists names the longer one.
+/// A decline names the list that is too long.
 TEST(Planning, BlockListsOfTooManyKeyTiles) {
+  constexpr std::int64_t kSlots = std::int64_t{1} << 29, kBlock = 128;
   TensorDesc q = contiguous(DType::bf16, {1, 256, 2, 128});
   q.alignment = 16;
-  AttentionDesc desc{.q = q, .k = q, .v = q, .out = q, .block_q = 128, .block_k = 128};
-  desc.full_block_counts = contiguous(DType::i32, {1, 1, 2});
-  desc.full_block_indices = contiguous(DType::i32, {1, 1, 2, std::int64_t{1} << 29});
-  for (const std::string implementation : {"cuda.sm90.block_attention", "cuda.portable.attention"}) {
-    const auto plan = plan_attention(desc, kHopper, {.implementation = implementation});
-    ASSERT_FALSE(plan);
-    EXPECT_NE(plan.error().message.find("full_block_indices.shape[3] (slot): got 536870912, want key tiles below 2^29"), std::string::npos)
-        << plan.error().message;
-  }
+  const TensorDesc counts = contiguous(DType::i32, {1, 1, 2}), indices = contiguous(DType::i32, {1, 1, 2, kSlots});
+  AttentionDesc full{.q = q, .k = q, .v = q, .out = q, .block_q = kBlock, .block_k = kBlock}, partial = full;
+  full.full_block_counts = partial.partial_block_counts = counts;
+  full.full_block_indices = partial.partial_block_indices = indices;
+  partial.partial_block_bits = contiguous(DType::i32, {1, 1, 2, kSlots * kBlock * kBlock / 32});
+  const std::pair<const AttentionDesc*, std::string> lists[] = {{&full, "full"}, {&partial, "partial"}};
+  for (const auto& [desc, name] : lists)
+    for (const std::string implementation : {"cuda.sm90.block_attention", "cuda.portable.attention"}) {
+      const auto plan = plan_attention(*desc, kHopper, {.implementation = implementation});
+      ASSERT_FALSE(plan);
+      const std::string want = name + "_block_indices.shape[3] (slot): got 536870912, want key tiles below 2^29";
+      EXPECT_NE(plan.error().message.find(want), std::string::npos) << plan.error().message;
+    }
 }
 
 /// Calls of one wave: a warpgroup of 64 query rows begins with a token of its own, and clusters merge without a workspace.
