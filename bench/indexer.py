@@ -42,14 +42,17 @@ class Paged:
     heads: int = 64
     least_len: int = 0  # other than 0: lengths spread evenly from here to kv_len
     columns: int = 0  # other than 0: of the result
+    common: int = 0  # tokens of a prefix whose blocks all sequences share
 
     @property
     def name(self) -> str:
         lengths = f"kv{self.least_len}..{self.kv_len}" if self.least_len else f"kv{self.kv_len}"
-        return f"paged b{self.batch} sq{self.queries} {lengths}{f' of {self.columns}' if self.columns else ''} h{self.heads}"
+        of_columns = f" of {self.columns}" if self.columns else ""
+        suffix = f", {self.common} in common" if self.common else ""
+        return f"paged b{self.batch} sq{self.queries} {lengths}{of_columns} h{self.heads}{suffix}"
 
     def tiny(self) -> "Paged":
-        small = {"batch": 3, "kv_len": 200, "least_len": 70, "columns": 300}
+        small = {"batch": 3, "kv_len": 200, "least_len": 70, "columns": 300, "common": 64}
         return replace(self, heads=8, **{field: min(getattr(self, field), most) for field, most in small.items()})
 
 
@@ -84,6 +87,7 @@ LOGITS = [
     Paged(64, 1, 32768, 32),
     Paged(1, 1, 131072),
     Paged(64, 1, 16000, least_len=1000, columns=131072),
+    Paged(64, 1, 32768, common=16384),
 ]
 LISTS = [Lists(1024, 131072), Lists(64, 131072), Lists(2048, 8192), Lists(1, 131072), Lists(1024, 131072, 512)]
 
@@ -160,19 +164,24 @@ class FlatLogits(Logits):
 class PagedLogits(Logits):
     """Logits that no query sees stay unwritten. The schedule that DeepGEMM wants is made before its call."""
 
+    clean = True
+
     def __init__(self, case: Paged) -> None:
         self.case, batch = case, case.batch
         lengths = torch.linspace(case.least_len or case.kv_len, case.kv_len, batch).int()
         self.columns = case.columns or case.kv_len
         self.lengths, blocks = ints(lengths), -(-case.kv_len // PAGE)
-        self.table = ints(torch.randperm(batch * blocks).view(batch, blocks))
+        table = torch.randperm(batch * blocks).view(batch, blocks)
+        table[:, : case.common // PAGE] = table[0, : case.common // PAGE]
+        self.table = ints(table)
         self.cache = torch.empty(batch * blocks, PAGE, 1, HEAD_DIM + SCALE_BYTES, dtype=torch.uint8, device=DEVICE)
         flat = self.cache.view(len(self.cache), -1)
         self.k, self.k_scale = flat[:, : PAGE * HEAD_DIM].view(torch.float8_e4m3fn), flat[:, PAGE * HEAD_DIM :].view(torch.float32)
         for block in range(len(self.cache)):  # one at a time: random numbers take four times the memory of codes
             self.k[block] = codes(PAGE * HEAD_DIM)
         self.k_scale.uniform_(0.5, 1.5)
-        super().__init__(batch * case.queries, case.heads, int(lengths.sum()), int(lengths.sum()) * case.queries)
+        seen = int(lengths.sum())
+        super().__init__(batch * case.queries, case.heads, seen - (batch - 1) * case.common, seen * case.queries)
 
     def call(self, library) -> Callable[[], Tensor]:
         queries = self.case.queries

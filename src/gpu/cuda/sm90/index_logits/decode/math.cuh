@@ -5,6 +5,7 @@
 
 #include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/sm90/gemm.cuh"
+#include "gpu/cuda/sm90/index_logits/decode/scheduler.cuh"
 #include "gpu/cuda/sm90/index_logits/decode/storage.cuh"
 #include "gpu/cuda/sm90/index_logits/logits.cuh"
 
@@ -16,33 +17,26 @@ class Math {
   __device__ __forceinline__ Math(Storage<Config>& storage_, const Params& params_, int warpgroup_)
       : storage(storage_),
         params(params_),
+        warpgroup(warpgroup_),
         lane(lane_index()),
-        key_of_lane(uniform(static_cast<int>(threadIdx.x) / 32 % 4) * 16 + lane % 2 * 8 + lane / 4),
-        box_of_lane(key_of_lane >> box_bits_of(params_)) {
+        key_of_lane(uniform(static_cast<int>(threadIdx.x) / 32 % 4) * 16 + lane % 2 * 8 + lane / 4) {
     k_at.stage = warpgroup_;
   }
 
   __device__ __forceinline__ void run() {
-    while (true) {
-      barrier_wait(shared_address(&storage.k_full[k_at.stage]), k_at.parity);
-      tile = storage.tiles[k_at.stage];
-      if ((tile.marks & KeyTile::kStop) != 0) return;
-      if ((tile.marks & KeyTile::kBegins) != 0) begin_sequence();
-      if ((tile.marks & KeyTile::kNone) == 0) {
-        score();
-      } else {
-        release(storage.k_empty[k_at.stage]);
-      }
-      if ((tile.marks & KeyTile::kEnds) != 0) {
-        release(storage.q_empty[q_at.stage]);
-        q_at.advance();
-      }
-      k_at.stage += Config::kWarpgroups;
-      if (k_at.stage >= Config::kKeyStages) k_at.stage -= Config::kKeyStages, k_at.parity ^= 1;
+    for (int passed = 0;; q_at.advance()) {
+      barrier_wait(shared_address(&storage.q_full[q_at.stage]), q_at.parity);
+      const SequencePart part = storage.sequences[q_at.stage];
+      const int from = uniform(part.from), to = uniform(part.to), own = from + turns_until<kWarpgroups>(passed, warpgroup);
+      if (from >= to) return;
+      if (own < to) score(part, own, to);
+      release(storage.q_empty[q_at.stage]);
+      passed += to - from;
     }
   }
 
  private:
+  static constexpr int kWarpgroups = Config::kWarpgroups;
   static constexpr int kHeadTiles = Config::kHeads / 8, kQueries = Config::kQueries, kWeights = kQueries * kHeadTiles;
   static_assert(kQueries <= 2, "a lane stores one logit");
 
@@ -51,8 +45,23 @@ class Math {
     if (lane == 0) barrier_arrive(shared_address(&empty));
   }
 
-  __device__ __forceinline__ void begin_sequence() {
-    barrier_wait(shared_address(&storage.q_full[q_at.stage]), q_at.parity);
+  /// Own stages, up to `to`. A lane stores logits of one query: of its key of each stage.
+  __device__ __forceinline__ void score(const SequencePart& part, int stage, int to) {
+    load_weights();
+    const int query = kQueries == 1 ? 0 : lane / 2 % 2;
+    const int seen = min(part.length - (kQueries - 1 - query), params.room);  // an earlier query sees fewer keys
+    const bool stores = kQueries == 2 || lane / 2 % 2 == 0;
+    const int end = !stores ? 0 : params.shape.keep_outside ? seen : static_cast<int>(params.shape.columns);
+    const std::int64_t first = (part.row + query) * params.shape.out_row;
+#pragma unroll 1
+    for (; stage < to; stage += kWarpgroups) {
+      const float logit = logit_of_lane();
+      const int column = stage * Config::kKeys + key_of_lane;
+      if (column < end) store_logit_at(params, first + column, column < seen ? logit : -INFINITY);
+    }
+  }
+
+  __device__ __forceinline__ void load_weights() {
 #pragma unroll
     for (int i = 0; i < kWeights; ++i) {
       const float* const own = &storage.weights[q_at.stage][i * 8 + lane % 4 * 2];
@@ -61,21 +70,19 @@ class Math {
     }
   }
 
-  __device__ __forceinline__ void score() {
+  __device__ __forceinline__ float logit_of_lane() {
+    barrier_wait(shared_address(&storage.k_full[k_at.stage]), k_at.parity);
     multiply();
-    const float scale = (tile.absent >> box_of_lane & 1) != 0 ? NAN : storage.scales[k_at.stage][key_of_lane];
+    const float scale = storage.scales[k_at.stage][key_of_lane];
     wgmma_wait<0>();
-    fence_operand(products);
     release(storage.k_empty[k_at.stage]);
+    fence_operand(products);  // sums come behind
+    advance<kWarpgroups>(k_at);
     float of_query[kQueries];
 #pragma unroll
     for (int query = 0; query < kQueries; ++query) of_query[query] = sum(query);
-    if constexpr (kQueries == 2) {
-      store(lane / 2 % 2, exchanged<2>(lane, of_query[0], of_query[1]) * scale);
-    } else {
-      const float logit = (of_query[0] + __shfl_xor_sync(~0u, of_query[0], 2)) * scale;
-      if (lane / 2 % 2 == 0) store(0, logit);
-    }
+    if constexpr (kQueries == 2) return exchanged<2>(lane, of_query[0], of_query[1]) * scale;
+    return (of_query[0] + __shfl_xor_sync(~0u, of_query[0], 2)) * scale;
   }
 
   __device__ __forceinline__ void multiply() {
@@ -98,22 +105,11 @@ class Math {
     return exchanged<1>(lane, sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]);
   }
 
-  /// An earlier query sees fewer keys.
-  __device__ __forceinline__ void store(int query, float logit) {
-    const int column = tile.first_key + key_of_lane;
-    const bool is_seen = column < min(tile.length - (kQueries - 1 - query), params.room);
-    if (is_seen || (!params.shape.keep_outside && column < static_cast<int>(params.shape.columns))) {
-      store_logit(params, tile.first_row + query, column, is_seen ? logit : -INFINITY);
-    }
-  }
-
   Storage<Config>& storage;
   const Params& params;
-  const int lane, key_of_lane;  ///< within a stage: the key of the logits that the lane stores
-  const int box_of_lane;        ///< and its box
+  const int warpgroup, lane, key_of_lane;  ///< within a stage: the key of the logits that the lane stores
   PipelineState<Config::kQueryStages> q_at;
   PipelineState<Config::kKeyStages> k_at;  ///< the warpgroup's own stages
-  KeyTile tile;
   float products[Config::kColumns / 2];
   float2 weights[kWeights];  ///< of the lane's columns, negative
 };

@@ -40,6 +40,14 @@ __device__ __forceinline__ Share share_of_cta(const Params& params) {
   return {__shfl_sync(~0u, sequence, holder), __shfl_sync(~0u, at, holder), begin, end};
 }
 
+/// Stages of a share take turns: producer and warpgroup i have those whose number in the share is i modulo their count. Returns
+/// how many stages behind the first `passed` ones the next of `index` is.
+template <int kCount>
+__device__ __forceinline__ int turns_until(int passed, int index) {
+  static_assert((kCount & (kCount - 1)) == 0);
+  return (index - passed) & (kCount - 1);
+}
+
 /// The sequences of a CTA's share, each with those of its stages that are in the share.
 template <class Config>
 class TileScheduler {
@@ -51,6 +59,7 @@ class TileScheduler {
 
   __device__ __forceinline__ bool valid() const { return from < to; }
   __device__ __forceinline__ void next() {
+    passed += to - from;
     from = to = 0;
     while (from >= to && next_sequence < params.groups && at < share.end) {
       sequence = next_sequence++;
@@ -64,6 +73,7 @@ class TileScheduler {
 
   int sequence = 0, length = 0;
   int from = 0, to = 0;  ///< stages: the first, and behind the last
+  int passed = 0;        ///< stages of the share before them
 
  private:
   static constexpr int kStageCost = Config::stage_cost(Config::kQueries);

@@ -22,28 +22,40 @@ struct Config {
   static constexpr int kLoadRegisters = kColumns > 64 ? 32 : 96, kMathRegisters = kColumns > 64 ? 112 : 96;
   static constexpr int kKeyBytes = kKeys * kDim, kQueryBytes = kColumns * kDim;
   static constexpr int kQueryStages = 2, kKeyStages = 8;
-  static_assert(kKeyStages % kWarpgroups == 0 && kWarpgroups % kProducers == 0, "a stage has one warpgroup and one producer");
+  static_assert(kKeyStages % kWarpgroups == 0 && kWarpgroups % kProducers == 0,
+                "each stage of the ring has one warpgroup and one producer");
   static constexpr int stage_cost(int) { return 1; }  ///< codes of a sequence's queries take as many bytes
 };
 
 /// A box has two to the power of this many keys.
 __device__ inline int box_bits_of(const Params& params) { return __ffs(params.box) - 1; }
 
-/// Keys of a stage, and their sequence.
-struct alignas(16) KeyTile {
-  static constexpr int kBegins = 1, kEnds = 2, kNone = 4, kStop = 8;
+/// Moves to the next stage of one of kTurns that share a ring.
+template <int kTurns, int kStages>
+__device__ __forceinline__ void advance(PipelineState<kStages>& at) {
+  static_assert(kStages % kTurns == 0);
+  at.stage += kTurns;
+  if (at.stage >= kStages) at.stage -= kStages, at.parity ^= 1;
+}
 
-  int first_row, first_key;
-  int length;             ///< of the sequence
-  std::uint8_t absent{};  ///< a bit for each box whose block the cache does not have
-  std::uint8_t marks{};   ///< the warpgroup's first of a sequence; its last; without keys; behind all
+/// Where keys of one TMA box lie. Those of block -1 arrive as zeros, with NaN as their scales.
+struct alignas(16) KeyBox {
+  int block, token;
+  const void* scales;
+};
+
+/// Those stages of a sequence that are in the CTA's share.
+struct alignas(16) SequencePart {
+  int row, length;  ///< the first query; keys
+  int from, to;     ///< stages: the first, and behind the last
 };
 
 template <class Config>
 struct Storage {
   alignas(1024) std::byte k[Config::kKeyStages][Config::kKeyBytes];      // (key, 128)
   alignas(1024) std::byte q[Config::kQueryStages][Config::kQueryBytes];  // (query, head, 128)
-  KeyTile tiles[Config::kKeyStages];
+  KeyBox boxes[Config::kProducers][32];                                  // of a batch
+  SequencePart sequences[Config::kQueryStages];
   alignas(8) float weights[Config::kQueryStages][Config::kColumns];
   alignas(16) float scales[Config::kKeyStages][Config::kKeys];
   // full: a lane of a producer arrives, for queries also all lanes when their copies of weights are complete. TMA completes the bytes of
