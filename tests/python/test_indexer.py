@@ -186,6 +186,52 @@ def test_fp8_mqa_logits():
         deep_gemm.fp8_mqa_logits(q, (k, k_scale), weights, first[:2], last)
 
 
+def test_names_that_engines_call():
+    """Since DeepGEMM 2.5: queries come in a pair."""
+    q, k, k_scale, weights = operands(3, 8, 128, 40)
+    first, last = int32(0, 3, 9), int32(40, 20, 9)
+    want = fovea.index_logits(q, k, k_scale, weights, first=first, last=last)
+    assert torch.equal(deep_gemm.fp8_fp4_mqa_logits((q, None), (k, k_scale), weights, first, last), want)
+    narrow = deep_gemm.fp8_fp4_mqa_logits((q, None), (k, k_scale), weights, first, last, logits_dtype=torch.bfloat16)
+    assert torch.equal(narrow, want.bfloat16())
+    call = paged_call()
+    want = deep_gemm.fp8_paged_mqa_logits(**call)
+    assert torch.equal(deep_gemm.fp8_fp4_paged_mqa_logits(**call | {"q": (call["q"], None)}), want)
+    one = call | {"q": (call["q"][:, 1:], None), "weights": call["weights"][1::2]}
+    alone = deep_gemm.fp8_fp4_paged_mqa_logits(**one | {"context_lens": call["context_lens"][:, None]})
+    assert torch.equal(alone, want[1::2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"q": (torch.zeros(2, 2, 8, 64).to(E4M3), torch.zeros(2, 2, 8))}, ["q[1]", "Tensor", "None", "FP4"]),
+        ({"indices": int32(0, 1)}, ["indices", "Tensor", "None"]),
+    ],
+)
+def test_declines_of_names_that_engines_call(changes, words):
+    call = paged_call()
+    with pytest.raises(NotImplementedError) as caught:
+        deep_gemm.fp8_fp4_paged_mqa_logits(**call | {"q": (call["q"], None)} | changes)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_other_refusals_of_names_that_engines_call():
+    q, k, k_scale, weights = operands(3, 8, 128, 40)
+    flat = {"kv": (k, k_scale), "weights": weights, "cu_seq_len_k_start": int32(0, 3, 9), "cu_seq_len_k_end": int32(40, 20, 9)}
+    with pytest.raises(NotImplementedError, match="max_seqlen_k: got 40, want 0"):
+        deep_gemm.fp8_fp4_mqa_logits((q, None), **flat, max_seqlen_k=40)
+    with pytest.raises(ValueError, match=r"q\[0\].rank: got 4, want 3"):
+        deep_gemm.fp8_fp4_mqa_logits((q[None], None), **flat)
+    with pytest.raises(ValueError, match=r"logits_dtype: got torch\.float16, want torch\.float32 or torch\.bfloat16"):
+        deep_gemm.fp8_fp4_mqa_logits((q, None), **flat, logits_dtype=torch.float16)
+    call = paged_call()
+    with pytest.raises(ValueError, match=r"q\[0\].shape: got \[4, 8, 64\], want \[batch, next_n, heads, head_dim\]"):
+        deep_gemm.fp8_fp4_paged_mqa_logits(**call | {"q": (call["q"].flatten(0, 1), None)})
+    with pytest.raises(NotImplementedError, match="indices"):
+        deep_gemm.get_paged_mqa_logits_metadata(int32(1), 64, 132, int32(0))
+
+
 def test_not_a_number(index_logits_implementation):
     q, k, k_scale, weights = operands(2, 8, 64, 20)
     k.view(torch.uint8)[3, 9] = 0x7F

@@ -14,11 +14,13 @@ pytest.importorskip("vllm.model_executor.layers.attention.sparse_mla_attention",
 
 from vllm.model_executor.layers.attention import sparse_mla_attention
 from vllm.platforms.interface import DeviceCapability
+from vllm.utils import deep_gemm, import_utils
 from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import sparse_utils
 
 import fovea
 from fovea.integrations import vllm as integration
+from fovea.integrations.vllm import sparse_latent
 from fovea.integrations.vllm.sparse_latent import FoveaSparseLatentBackend, FoveaSparseLatentBuilder, FoveaSparseLatentImpl
 
 LATENT, ROW, PAGE, HEADS, LISTED = 512, 576, 64, 4, 128
@@ -176,6 +178,52 @@ def test_it_declines_amd(monkeypatch):
 def test_other_layers_are_refused(config):
     with pytest.raises(NotImplementedError, match="sliding_window: got 8"):
         impl_of(None, sliding_window=8)
+
+
+class TestIndexer:
+    """vLLM's own functions, which import ``deep_gemm``."""
+
+    @pytest.fixture(autouse=True)
+    def fresh(self, monkeypatch):
+        for name in [name for name in vars(deep_gemm) if name.endswith("_impl")]:
+            monkeypatch.setattr(deep_gemm, name, None)
+        for cached in (deep_gemm._import_deep_gemm, import_utils._has_module, deep_gemm.has_deep_gemm):
+            getattr(cached, "cache_clear", lambda: None)()
+        monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
+
+    def on(self, monkeypatch, *, supported):
+        monkeypatch.setattr(
+            sparse_latent, "current_platform", SimpleNamespace(is_cuda=lambda: True, support_deep_gemm=lambda: supported)
+        )
+        assert FoveaSparseLatentBackend.get_impl_cls() is FoveaSparseLatentImpl
+
+    def test_other_gpus_get_it(self, monkeypatch):
+        self.on(monkeypatch, supported=False)
+        q, cache = torch.randn(2, 1, 8, 128).to(torch.float8_e4m3fn), torch.randint(0, 48, (6, PAGE, 1, 132), dtype=torch.uint8)
+        lengths, table = torch.tensor([[5], [70]], dtype=torch.int32), torch.arange(6, dtype=torch.int32).view(2, 3)
+        weights = torch.rand(2, 8)
+        schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, PAGE, 4)
+        assert schedule.shape == (5, 2)
+        got = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, schedule, 150, clean_logits=True)
+        flat = cache.view(6, -1)
+        k, k_scale = (
+            flat[:, : PAGE * 128].view(torch.float8_e4m3fn).unflatten(1, (PAGE, 128)),
+            flat[:, PAGE * 128 :].view(torch.float32),
+        )
+        want = fovea.index_logits(q[:, 0], k, k_scale, weights, block_table=table, kv_len=lengths[:, 0])[:, :150]
+        assert torch.equal(got, want)
+        keys, scales, ends = k.flatten(0, 1)[:90], k_scale.flatten()[:90], torch.tensor([90, 40], dtype=torch.int32)
+        got = deep_gemm.fp8_fp4_mqa_logits((q[:, 0], None), (keys, scales), weights, ends * 0, ends, clean_logits=True)
+        assert torch.equal(got, fovea.index_logits(q[:, 0], keys, scales, weights, last=ends))
+
+    def test_hopper_keeps_the_real_one(self, monkeypatch):
+        self.on(monkeypatch, supported=True)
+        assert "deep_gemm" not in sys.modules
+
+    def test_an_imported_one_stays(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "deep_gemm", torch)
+        self.on(monkeypatch, supported=False)
+        assert sys.modules["deep_gemm"] is torch
 
 
 def test_registration_as_sparse_latent_attention():

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The indexer of DeepGEMM (2025) over :func:`fovea.index_logits`: its names, shapes, argument order and results.
+"""The indexer of DeepGEMM (2025 and 2026) over :func:`fovea.index_logits`: its names, shapes, argument order and results.
 
 * Any number of heads, and any page that the views of a cache allow.
+* Names of both generations: ``fp8_mqa_logits`` takes q, and ``fp8_fp4_mqa_logits``, which engines call since 2.5, a pair of
+  q and None.
 * Schedules are not needed: :func:`get_paged_mqa_logits_metadata` returns a tensor of DeepGEMM's shape, whose numbers mean nothing.
 * Without ``clean_logits`` the logits that a query does not see are left unwritten, as in DeepGEMM.
 * Context lengths are those of sequences, or one for each query, as newer versions want them.
-* Not here: logits compressed to ``max_seqlen_k`` columns, FP4 codes, and the matrix products of DeepGEMM.
+* Not here: logits compressed to ``max_seqlen_k`` columns, FP4 codes, ``indices``, and the matrix products of DeepGEMM.
 """
 
 import torch
@@ -13,18 +15,32 @@ from torch import Tensor
 
 from fovea._calls import adapted
 from fovea._indexer import index_logits
+from fovea.compat._arguments import check, refuse
 
-__all__ = ["fp8_mqa_logits", "fp8_paged_mqa_logits", "get_paged_mqa_logits_metadata"]
+__all__ = [
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
+    "get_paged_mqa_logits_metadata",
+]
 
 _SCALE_BYTES = 4
 _WIDTHS = [head_dim + _SCALE_BYTES for head_dim in (64, 128)]
 _LENGTHS = ("batch", "batch, next_n")
+_FLAT = {"first": "cu_seq_len_k_start", "last": "cu_seq_len_k_end", "k": "kv[0]", "k_scale": "kv[1]"}
+_PAGED = {"kv_len": "context_lens", "k": "fused_kv_cache", "k_scale": "fused_kv_cache", "out": "max_context_len"}
+_PAGED_AXES = {
+    "fused_kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
+    "context_lens": _LENGTHS,
+    "block_table": "batch, max_blocks",
+}
+_E4M3_ALONE = "codes of FP4 are not supported"
+_NOT_COMPRESSED = "logits are not compressed"
+_NOT_MAPPED = "sequences share no queries"
 
 
-@adapted(
-    {"first": "cu_seq_len_k_start", "last": "cu_seq_len_k_end", "k": "kv[0]", "k_scale": "kv[1]"},
-    axes={"q": "seq_len, heads, head_dim", "weights": "seq_len, heads"},
-)
+@adapted(_FLAT, axes={"q": "seq_len, heads, head_dim", "weights": "seq_len, heads"})
 def fp8_mqa_logits(
     q: Tensor,
     kv: tuple[Tensor, Tensor],
@@ -32,6 +48,7 @@ def fp8_mqa_logits(
     cu_seq_len_k_start: Tensor,
     cu_seq_len_k_end: Tensor,
     clean_logits: bool = True,
+    max_seqlen_k: int = 0,
 ) -> Tensor:
     """Scores of the tokens of a flat cache: float32 ``[seq_len, seq_len_kv]``.
 
@@ -42,20 +59,42 @@ def fp8_mqa_logits(
         cu_seq_len_k_start: int32 ``[seq_len]``: the first token that a query sees.
         cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
         clean_logits: Whether other logits are -inf, rather than unwritten.
+        max_seqlen_k: 0.
     """
-    k, k_scale = kv
-    return index_logits(*(q, k, k_scale, weights), first=cu_seq_len_k_start, last=cu_seq_len_k_end, keep_outside=not clean_logits)
+    refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
+    return _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, torch.float32)
 
 
-@adapted(
-    {"kv_len": "context_lens", "k": "fused_kv_cache", "k_scale": "fused_kv_cache", "out": "max_context_len"},
-    axes={
-        "q": "batch, next_n, heads, head_dim",
-        "fused_kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
-        "context_lens": _LENGTHS,
-        "block_table": "batch, max_blocks",
-    },
-)
+@adapted(_FLAT | {"q": "q[0]"}, axes={"weights": "seq_len, heads"})
+def fp8_fp4_mqa_logits(
+    q: tuple[Tensor, Tensor | None],
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    cu_seq_len_k_start: Tensor,
+    cu_seq_len_k_end: Tensor,
+    clean_logits: bool = True,
+    max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """:func:`fp8_mqa_logits` with queries in a pair, and logits of another dtype.
+
+    Args:
+        q: float8_e4m3fn ``[seq_len, heads, head_dim]``, and None: scales of queries are factors of weights.
+        kv: float8_e4m3fn ``[seq_len_kv, head_dim]`` and its float32 scales ``[seq_len_kv]``.
+        weights: float32 ``[seq_len, heads]``.
+        cu_seq_len_k_start: int32 ``[seq_len]``: the first token that a query sees.
+        cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
+        clean_logits: Whether other logits are -inf, rather than unwritten.
+        max_seqlen_k: 0.
+        logits_dtype: Of the result: float32 or bfloat16.
+    """
+    refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
+    refuse(_E4M3_ALONE, **{"q[1]": q[1]})
+    _check_dtype(logits_dtype)
+    return _flat(q[0], kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, logits_dtype)
+
+
+@adapted(_PAGED, axes=_PAGED_AXES | {"q": "batch, next_n, heads, head_dim"})
 def fp8_paged_mqa_logits(
     q: Tensor,
     fused_kv_cache: Tensor,
@@ -79,39 +118,101 @@ def fp8_paged_mqa_logits(
         max_context_len: Columns of the result.
         clean_logits: Whether other logits are -inf, rather than unwritten.
     """
-    if max_context_len < 0:
-        raise ValueError(f"max_context_len: got {max_context_len}, want 0 or more")
-    batch, queries = q.shape[:2]
-    if block_table.shape[0] != batch:
-        raise ValueError(f"block_table.shape[0] (batch): got {block_table.shape[0]}, want {batch}, the batch of q")
-    if context_lens.shape not in ((batch,), (batch, queries)):
-        raise ValueError(f"context_lens.shape: got {list(context_lens.shape)}, want [{batch}] or [{batch}, {queries}]")
-    if context_lens.dim() == 2:  # each query is a sequence of its own
-        context_lens, block_table = context_lens.flatten(), block_table.repeat_interleave(queries, dim=0)
-    k, k_scale = _views(fused_kv_cache)
-    rows = q.flatten(0, 1)
-    out = rows.new_empty((len(rows), max_context_len), dtype=torch.float32)
-    return index_logits(
-        *(rows, k, k_scale, weights),
-        block_table=block_table,
-        kv_len=context_lens,
-        keep_outside=not clean_logits,
-        out=out,
-    )
+    return _paged(q, fused_kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, torch.float32)
+
+
+@adapted(_PAGED | {"q": "q[0]"}, axes=_PAGED_AXES)
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, Tensor | None],
+    fused_kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: Tensor | None = None,
+) -> Tensor:
+    """:func:`fp8_paged_mqa_logits` with queries in a pair, and logits of another dtype.
+
+    Args:
+        q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``, and None: scales of queries are factors of weights.
+        fused_kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
+        weights: float32 ``[batch * next_n, heads]``.
+        context_lens: int32 ``[batch]`` or ``[batch, next_n]``.
+        block_table: int32 ``[batch, max_blocks]``.
+        schedule_meta: Ignored.
+        max_context_len: Columns of the result.
+        clean_logits: Whether other logits are -inf, rather than unwritten.
+        logits_dtype: Of the result: float32 or bfloat16.
+        indices: None.
+    """
+    refuse(_E4M3_ALONE, **{"q[1]": q[1]})
+    refuse(_NOT_MAPPED, indices=indices)
+    _check_dtype(logits_dtype)
+    if q[0].dim() != 4:
+        raise ValueError(f"q[0].shape: got {list(q[0].shape)}, want [batch, next_n, heads, head_dim]")
+    return _paged(q[0], fused_kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, logits_dtype)
 
 
 @adapted(axes={"context_lens": _LENGTHS})
-def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int) -> Tensor:
+def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: int, indices: Tensor | None = None) -> Tensor:
     """A tensor that :func:`fp8_paged_mqa_logits` takes and does not read: int32 ``[num_sms + 1, 2]``.
 
     Args:
         context_lens: int32 ``[batch]`` or ``[batch, next_n]``.
         block_kv: Tokens of a block.
         num_sms: Multiprocessors.
+        indices: None.
     """
+    refuse(_NOT_MAPPED, indices=indices)
     if num_sms < 0:
         raise ValueError(f"num_sms: got {num_sms}, want 0 or more")
     return context_lens.new_zeros((num_sms + 1, 2), dtype=torch.int32)
+
+
+def _check_dtype(logits_dtype: torch.dtype) -> None:
+    check(logits_dtype in (torch.float32, torch.bfloat16), "logits_dtype", logits_dtype, "torch.float32 or torch.bfloat16")
+
+
+def _flat(
+    q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, last: Tensor, clean: bool, dtype: torch.dtype
+) -> Tensor:
+    return index_logits(q, *kv, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
+
+
+def _paged(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    columns: int,
+    clean: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    if columns < 0:
+        raise ValueError(f"max_context_len: got {columns}, want 0 or more")
+    batch, queries = q.shape[:2]
+    if block_table.shape[0] != batch:
+        raise ValueError(f"block_table.shape[0] (batch): got {block_table.shape[0]}, want {batch}, the batch of q")
+    if context_lens.shape not in ((batch,), (batch, queries)):
+        raise ValueError(f"context_lens.shape: got {list(context_lens.shape)}, want [{batch}] or [{batch}, {queries}]")
+    if context_lens.dim() == 2:
+        context_lens = context_lens.flatten()
+        if queries != 1:  # each query is a sequence of its own
+            block_table = block_table.repeat_interleave(queries, dim=0)
+    k, k_scale = _views(cache)
+    rows = q.flatten(0, 1)
+    out = rows.new_empty((len(rows), columns), dtype=dtype)
+    return index_logits(
+        *(rows, k, k_scale, weights),
+        block_table=block_table,
+        kv_len=context_lens,
+        keep_outside=not clean,
+        out=out,
+    )
 
 
 def _views(cache: Tensor) -> tuple[Tensor, Tensor]:
