@@ -97,7 +97,7 @@ constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multip
 template <class Config>
 CudaStatus launch_attend(const Params& params, int ordinal, Stream stream);
 
-/// Combines partial results: after a launch with more than one split, unless query tiles stay whole.
-CudaStatus launch_combine(const Params& params, int row_tile, Stream stream);
+/// Combines partial results: after a launch with more than one split, unless query tiles stay whole. `row_tiles`: of a kv head, at most.
+CudaStatus launch_combine(const Params& params, int row_tile, int row_tiles, Stream stream);
 
 }  // namespace fovea::gpu::portable::latent_attention

@@ -80,6 +80,7 @@ LaunchPlan::LaunchPlan(const detail::AttentionCore& core, Device device_, std::i
   const std::int64_t at_once = std::int64_t{found.multiprocessors} * shape.ctas / std::max<std::int64_t>(core.kv_heads, 1);
   params.splits = static_cast<int>(std::max<std::int64_t>(at_once, 1) * (params.queued ? kSplitsOfPrefill : 1));
   params.splits_divmod = detail::FastDivmod(params.splits);
+  row_tiles = static_cast<int>(std::min<std::int64_t>(sequences * detail::ceil_div(tokens * core.group(), entry.row_tile), kLimit));
   params.q_strides = core.q;
   params.out_strides = core.out;
   params.lse_strides = core.lse;
@@ -110,7 +111,7 @@ Params LaunchPlan::params_in(Workspace workspace) const {
 
 Result<void> LaunchPlan::run(const Params& filled, Stream stream) const {
   if (Result<void> good = entry.launch(filled, device.ordinal, stream); !good) return good;
-  return has_partials() ? launch_combine(filled, entry.row_tile, stream) : Result<void>();
+  return has_partials() ? launch_combine(filled, entry.row_tile, row_tiles, stream) : Result<void>();
 }
 
 std::string LaunchPlan::explain() const {

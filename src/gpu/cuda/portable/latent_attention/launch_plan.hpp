@@ -25,6 +25,7 @@ struct LaunchPlan {
   Device device{};
   Entry entry{};
   Params params{};
+  int row_tiles = 0;  ///< query tiles of a kv head, at most
 
   /// The batch has `sequences` of up to `tokens` query tokens each. `coded_row`: as in Params.
   LaunchPlan(const detail::AttentionCore& core, Device device, std::int64_t sequences, std::int64_t tokens, int coded_row);
