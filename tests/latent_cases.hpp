@@ -65,6 +65,12 @@ inline void split_cases(std::vector<LatentCase>& table) {
   add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
   add("bf16-on-e4m3-h128-q2", {.rows = DType::e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
   add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
+  const std::vector<Sequence> around = of_lengths(1, {0, 1, 63, 64, 65, 127, 128, 129, 2049});
+  add("v32_fp8-h128-tiles", {.format = CacheFormat::v32_fp8, .head = 128, .sequences = around}, Tier::full);
+  add("v4_fp8-h65-tiles", {.format = CacheFormat::v4_fp8, .row = 512, .head = 65, .sequences = around}, Tier::full);
+  add("v41_fp8-h128-tiles", {.format = CacheFormat::v41_fp8, .row = 512, .head = 128, .sequences = around}, Tier::full);
+  add("bf16-on-e4m3-h128-tiles", {.rows = DType::e4m3, .head = 128, .sequences = around, .has_scale = true}, Tier::full);
+  add("f16-on-e4m3-row512-h65-tiles", {.dtype = DType::f16, .rows = DType::e4m3, .row = 512, .head = 65, .sequences = around}, Tier::full);
 }
 
 /// Scores of either sign far beyond what exp can hold: in one tile, in several, and in splits that are reduced.
@@ -202,13 +208,8 @@ inline void sparse_bench_cases(std::vector<SparseCase>& table) {
   add("decode-v32_fp8-h128-b8-topk2048", decode);
   decode.main.format = CacheFormat::rows;
   add("decode-bf16-h128-b8-topk2048", decode);
-  const SparseCase prefill{.head = 128,
-                           .batch = 1,
-                           .seq_q = 64,
-                           .gap = 0,
-                           .main = {.topk = 2048, .page = 8192, .blocks = 1},
-                           .flat = true,
-                           .lists = Lists::full};
+  SparseCase prefill{.head = 128, .batch = 1, .seq_q = 64, .gap = 0, .main = {.topk = 2048, .page = 8192, .blocks = 1}, .flat = true};
+  prefill.lists = Lists::full;
   add("prefill-bf16-h128-q64-topk2048", prefill);
 }
 
@@ -247,13 +248,13 @@ inline void split_cases(std::vector<SparseCase>& table) {
   add("few_parts/v41_fp8-h33-odd-tiles", uneven({.row = 512, .head = 33, .batch = 50, .seq_q = 2, .main = {.format = v41, .topk = 570}}));
   add("few_parts/v41_fp8_planar-h128-many",
       uneven({.row = 512, .head = 128, .batch = 40, .seq_q = 2, .main = {.format = planar, .topk = 300, .page = 7}}));
-  add("few_parts/v4_fp8-h65-extra-many", uneven({.row = 512,
-                                                 .head = 65,
-                                                 .batch = 40,
-                                                 .seq_q = 2,
-                                                 .main = {.format = v4, .topk = 130},
-                                                 .extra = SparseCase::List{.format = v4, .topk = 190, .page = 3},
-                                                 .sink = true}));
+  add("few_parts/v4_fp8-h65-extra-many",
+      uneven(with_extra({.row = 512, .head = 65, .batch = 40, .seq_q = 2, .main = {.format = v4, .topk = 130}, .sink = true},
+                        SparseCase::List{.format = v4, .topk = 190, .page = 3})));
+  add("split/bf16-and-v32_fp8-h128",
+      with_extra({.head = 128, .main = {.topk = 500}}, SparseCase::List{.format = v32, .topk = 400, .page = 3}));
+  add("split/v41_fp8-and-bf16-h128",
+      with_extra({.row = 512, .head = 128, .main = {.format = v41, .topk = 500}}, SparseCase::List{.topk = 400}));
   const SparseCase::List fp4{.format = CacheFormat::v41_fp4, .topk = 260, .page = 3};
   add("few_parts/v41_fp8-and-fp4-h128-many",
       uneven(with_extra({.row = 512, .head = 128, .batch = 30, .seq_q = 2, .main = {.format = v41, .topk = 100}}, fp4)));

@@ -150,7 +150,8 @@ TEST(Planning, PortableLatentAttentionFits) {
   EXPECT_EQ(tiles(kLarge, DType::bf16, 16), "16 x 32 tiles, 2");
   EXPECT_EQ(tiles(kLarge, DType::bf16, 17), "32 x 32 tiles, 4");
   EXPECT_EQ(tiles(kLarge, DType::bf16, 64), "64 x 64 tiles, 2");
-  EXPECT_EQ(tiles(kLarge, DType::e4m3, 64), "64 x 32 tiles, 4");
+  EXPECT_EQ(tiles(kLarge, DType::e4m3, 64), "64 x 64 tiles, 1");
+  EXPECT_EQ(tiles(kLarge, DType::e4m3, 32), "32 x 32 tiles, 4");
   EXPECT_EQ(tiles(kAmpere, DType::bf16, 128), "64 x 32 tiles, 4");
   EXPECT_EQ(tiles(kAmpere, DType::e4m3, 128), "64 x 32 tiles, 4");
   EXPECT_EQ(tiles(kAda, DType::bf16, 128), "64 x 32 tiles, 2");

@@ -3,6 +3,8 @@
 /// memory serves two MMAs or more. Accumulators stay in registers.
 #pragma once
 
+#include <algorithm>
+
 #include "gpu/common/score_transform.cuh"
 #include "gpu/common/softmax.cuh"
 #include "gpu/cuda/common/mma.cuh"
@@ -107,7 +109,7 @@ class BlockMath {
 #pragma unroll
       for (float& x : out[m]) x = 0;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; Config::kRegisterSteps > 0 && r < 2; ++r) {
         const int own = row_of_block(m == 0 ? part() : 1 - part()) + lane_row(lane()) + 8 * r;
         TileRow<Config>{params, *work, kv_head, own}.template load<kShared>(16 * part() + lane_column(lane()), r, last_queries[m]);
       }
@@ -306,7 +308,7 @@ class BlockMath {
   const int kv_head;
   const WorkTile* work = nullptr;
   std::uint32_t q_from, q_other, k_from, v_from;  // addresses of the lane's row and chunk; own rows first
-  std::uint32_t last_queries[2][Config::kRegisterSteps][4];
+  std::uint32_t last_queries[2][std::max(Config::kRegisterSteps, 1)][4];
   float scores[kScores];
   float out[2][kOut];
   float largest[2];  // scores, if max_logits are wanted

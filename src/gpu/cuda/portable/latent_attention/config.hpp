@@ -15,13 +15,16 @@
 
 namespace fovea::gpu::portable::latent_attention {
 
+inline constexpr int kMostStages = 4;
+
 /// The warps of a row group share its 16 query rows. Each multiplies some columns of some keys; the sums of these products are the scores,
 /// which every warp of the group gets. Each then multiplies all probabilities with its own columns of the values.
 template <class Element_, int kHeadDim_, int kRowGroups_, int kMostCtas_>
 struct Config {
   using Element = Element_;
-  static constexpr bool kBlocks = false;
+  static constexpr bool kBlocks = false, kCoded = false;  // params.coded_row says whether rows are coded
   static constexpr int kHeadDim = kHeadDim_, kRowGroups = kRowGroups_, kMostCtas = kMostCtas_, kKeys = 32;
+  static constexpr int kStages = kMostStages;  // at most
   static constexpr int kRowTile = 16 * kRowGroups;
   static constexpr int kGroupWarps = kWarps / kRowGroups;
   static constexpr int kParts = std::min(kGroupWarps, 4);   // of a key's columns
@@ -36,27 +39,30 @@ struct Config {
 
 /// Two row groups of 32 query rows have four warps each. A warp multiplies 32 keys, by every second step of 16 columns, and then all
 /// probabilities of its group with its own columns of the values. Queries lie in shared memory, but for the last steps.
-template <class Element_, int kHeadDim_, int kMostCtas_>
+/// `kCoded`: rows are coded, else plain. Beside one stage of codes all queries fit.
+template <class Element_, int kHeadDim_, int kMostCtas_, bool kCoded_>
 struct BlockConfig {
   using Element = Element_;
-  static constexpr bool kBlocks = true;
+  static constexpr bool kBlocks = true, kCoded = kCoded_;
   static constexpr int kHeadDim = kHeadDim_, kRowTile = 64, kMostCtas = kMostCtas_, kKeys = 64;
   static constexpr int kRowGroups = 2, kGroupWarps = kWarps / kRowGroups;
   static constexpr int kParts = 2, kSteps = kHeadDim / 16 / kParts;  // of a key's columns
-  static constexpr int kRegisterSteps = 2;                           // whose queries lie in registers
+  static constexpr int kRegisterSteps = kCoded ? 0 : 2;              // whose queries lie in registers
   static constexpr int kSharedColumns = kHeadDim - 16 * kParts * kRegisterSteps;
   static constexpr int kColumns = kValueDim / kGroupWarps;
+  static constexpr int kStages = kCoded ? 1 : 2;
   static constexpr int kStageBytes = 2 * kKeys * kHeadDim;
   static constexpr int kExchangeBytes =
       2 * kRowTile * kSharedColumns + kWarps * 16 * 32 * static_cast<int>(sizeof(float)) + 6 * kRowTile * static_cast<int>(sizeof(float));
   static_assert(kSharedColumns % 64 == 0);
 };
 
-template <class Element, int kHeadDim, int kRowTile, int kKeyTile, int kMostCtas>
+/// `kRow`: of the tuning table.
+template <class Element, int kHeadDim, int kRow>
 using ConfigOf =
-    std::conditional_t<kKeyTile == 64, BlockConfig<Element, kHeadDim, kMostCtas>, Config<Element, kHeadDim, kRowTile / 16, kMostCtas>>;
+    std::conditional_t<kTunings[kRow].key_tile == 64, BlockConfig<Element, kHeadDim, kTunings[kRow].most_ctas, kTunings[kRow].coded>,
+                       Config<Element, kHeadDim, kTunings[kRow].row_tile / 16, kTunings[kRow].most_ctas>>;
 
-inline constexpr int kMostStages = 4;
 inline constexpr int kWorkBytes = 128;  // of two work tiles
 
 /// Bytes of a coded row in shared memory: as it is stored, then its scales if they lie elsewhere. The first has no scales, and the last has
@@ -78,14 +84,15 @@ struct Shape {
   int stages = 0, ctas = 1;
 };
 
-/// Several CTAs of two stages or more if they fit, else one of as many as fit. Without a fit, `stages` is 0. Blocks take plain rows, in two
-/// stages or more.
+/// Several CTAs of two stages or more if they fit, else one of as many as fit. Without a fit, `stages` is 0. Blocks have two stages of
+/// plain rows, or one of codes.
 template <class Config>
 constexpr Shape shape_of(int shared_bytes_per_block, int shared_bytes_per_multiprocessor, int coded_row) {
   constexpr int kReserved = 1024;  // by the system, for each CTA
-  if (Config::kBlocks && coded_row > 0) return {};
+  if (Config::kBlocks && Config::kCoded != (coded_row > 0)) return {};
   for (int ctas = Config::kMostCtas; ctas > 0; --ctas) {
-    for (int stages = kMostStages; stages >= (Config::kBlocks ? 2 : std::min(ctas, 2)); --stages) {
+    const int least = Config::kBlocks ? Config::kStages : std::min(ctas, 2);
+    for (int stages = Config::kStages; stages >= least; --stages) {
       const int bytes = shared_bytes<Config>(stages, coded_row);
       if (bytes <= shared_bytes_per_block && ctas * (bytes + kReserved) <= shared_bytes_per_multiprocessor) return {stages, ctas};
     }

@@ -2,6 +2,8 @@
 /// Coded rows become a key tile: value = code * scale in f32, rounded once.
 #pragma once
 
+#include <type_traits>
+
 #include "gpu/cuda/common/fragment.cuh"
 #include "gpu/cuda/common/quantize.cuh"
 #include "gpu/cuda/portable/latent_attention/storage.cuh"
@@ -36,23 +38,32 @@ __device__ inline std::uint32_t scaled(std::uint32_t halves, float scale) {
   return pack<Element>(values.x * scale, values.y * scale);
 }
 
-/// The i-th 16 codes of a row as values; `swapped`: the last eight first.
-template <class Element, RowKind kKind>
-__device__ __forceinline__ void decode(const std::byte* row, int i, bool swapped, std::uint32_t (&values)[8]) {
-  const float scale = kKind == RowKind::e4m3 ? 1 : scale_of<kKind>(row, i);
-  if constexpr (kKind == RowKind::fp4) {
-    const auto words = load<uint2>(row + 8 * i);
-    const std::uint32_t first = swapped ? words.y : words.x, second = swapped ? words.x : words.y;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e2m1((j < 4 ? first : second) >> j % 4 * 8 & 0xff), scale);
-  } else {
-    const auto chunk = load<uint4>(row + 16 * i);
-    const std::uint32_t words[4] = {swapped ? chunk.z : chunk.x, swapped ? chunk.w : chunk.y, swapped ? chunk.x : chunk.z,
-                                    swapped ? chunk.y : chunk.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e4m3(words[j / 2] >> j % 2 * 16 & 0xffff), scale);
+/// 16 codes of a row and their scale.
+template <RowKind kKind>
+struct Codes {
+  std::conditional_t<kKind == RowKind::fp4, uint2, uint4> words;
+  float scale;
+
+  /// The i-th ones.
+  __device__ __forceinline__ void load_from(const std::byte* row, int i) {
+    words = load<decltype(words)>(row + static_cast<int>(sizeof words) * i);
+    scale = kKind == RowKind::e4m3 ? 1 : scale_of<kKind>(row, i);
   }
-}
+  /// `swapped`: the last eight first.
+  template <class Element>
+  __device__ __forceinline__ void decode(bool swapped, std::uint32_t (&values)[8]) const {
+    if constexpr (kKind == RowKind::fp4) {
+      const std::uint32_t first = swapped ? words.y : words.x, second = swapped ? words.x : words.y;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e2m1((j < 4 ? first : second) >> j % 4 * 8 & 0xff), scale);
+    } else {
+      const std::uint32_t ordered[4] = {swapped ? words.z : words.x, swapped ? words.w : words.y, swapped ? words.x : words.z,
+                                        swapped ? words.y : words.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) values[j] = scaled<Element>(halves_from_e4m3(ordered[j / 2] >> j % 2 * 16 & 0xffff), scale);
+    }
+  }
+};
 
 /// Called by the eight threads of a row. At any time they store eight chunks of different banks.
 template <class Config, RowKind kKind>
@@ -62,13 +73,25 @@ __device__ __forceinline__ void decode_row(const std::byte* row, std::uint32_t k
     const int swapped = thread / 4;
     const std::uint32_t first = keys + static_cast<std::uint32_t>((2 * thread + swapped) ^ swizzle) * 16;
     const std::uint32_t second = keys + static_cast<std::uint32_t>((2 * thread + 1 - swapped) ^ swizzle) * 16;
-#pragma unroll 2
-    for (int j = 0; j < Coded::kCodes / 16; j += 8) {
-      std::uint32_t x[8];
-      if (Coded::kCodes % 128 != 0 && thread + j >= Coded::kCodes / 16) break;
-      decode<typename Config::Element, kKind>(row, thread + j, swapped != 0, x);
-      store_shared_128(first + 32 * j, {x[0], x[1], x[2], x[3]});
-      store_shared_128(second + 32 * j, {x[4], x[5], x[6], x[7]});
+    constexpr int kChunks = Coded::kCodes / 16, kAtOnce = Config::kBlocks ? 4 : 1;  // loads before the first value is computed
+    const auto has = [&](int j) { return kChunks % (8 * kAtOnce) == 0 || thread + j < kChunks; };
+#pragma unroll(Config::kBlocks ? 1 : 2)
+    for (int begin = 0; begin < kChunks; begin += 8 * kAtOnce) {
+      if (!has(begin)) break;
+      Codes<kKind> codes[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i == 0 || has(begin + 8 * i)) codes[i].load_from(row, thread + begin + 8 * i);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int j = begin + 8 * i;
+        if (i > 0 && !has(j)) break;
+        std::uint32_t x[8];
+        codes[i].template decode<typename Config::Element>(swapped != 0, x);
+        store_shared_128(first + 32 * j, {x[0], x[1], x[2], x[3]});
+        store_shared_128(second + 32 * j, {x[4], x[5], x[6], x[7]});
+      }
     }
     const std::uint32_t rope = keys + 2 * Coded::kCodes + static_cast<std::uint32_t>(thread ^ swizzle) * 16;
 #pragma unroll 1
@@ -78,10 +101,10 @@ __device__ __forceinline__ void decode_row(const std::byte* row, std::uint32_t k
   }
 }
 
-/// Called by the CTA, between barriers. Eight threads decode a row.
+/// Called by the eight threads of a row.
 template <class Config>
-__device__ __forceinline__ void decode_tile(const Params& params, const Storage<Config>& storage, int stage) {
-  const int row = static_cast<int>(threadIdx.x) / 8, thread = static_cast<int>(threadIdx.x) % 8;
+__device__ __forceinline__ void decode_key(const Params& params, const Storage<Config>& storage, int stage, int row) {
+  const int thread = static_cast<int>(threadIdx.x) % 8;
   const int source = params.listed ? storage.sources[stage][row] : kMain;
   const std::byte* codes = storage.codes(params, stage, row);
   const std::uint32_t keys = storage.keys(0) + static_cast<std::uint32_t>(row * KeyRows<Config>::kRowBytes);
@@ -97,6 +120,15 @@ __device__ __forceinline__ void decode_tile(const Params& params, const Storage<
     case RowKind::v4: return decode_row<Config, RowKind::v4>(codes, keys, row % 8, thread);
     case RowKind::v41: return decode_row<Config, RowKind::v41>(codes, keys, row % 8, thread);
     case RowKind::fp4: return decode_row<Config, RowKind::fp4>(codes, keys, row % 8, thread);
+  }
+}
+
+/// Called by the CTA, between barriers.
+template <class Config>
+__device__ __forceinline__ void decode_tile(const Params& params, const Storage<Config>& storage, int stage) {
+#pragma unroll 1
+  for (int first = 0; first < Config::kKeys; first += kThreads / 8) {
+    decode_key(params, storage, stage, first + static_cast<int>(threadIdx.x) / 8);
   }
 }
 

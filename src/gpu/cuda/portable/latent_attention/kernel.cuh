@@ -38,8 +38,8 @@ __device__ __noinline__ void clear_not_finite(const Params& params, const WorkTi
 template <class Config>
 using MathOf = std::conditional_t<Config::kBlocks, BlockMath<Config>, Math<Config>>;
 
-/// Computes the key tiles of a work tile. A stage is refilled once all warps have read its tile, after the next tile's barrier. `find_next`
-/// finds the next work tile.
+/// Computes the key tiles of a work tile. A stage is refilled once all warps have read its tile, after the next tile's barrier, and the one
+/// stage of codes of blocks once it is decoded. `find_next` finds the next work tile.
 template <class Config, class FindNext>
 __device__ __forceinline__ void compute(const Params& params, Storage<Config>& storage, Loader<Config>& load, MathOf<Config>& math,
                                         const WorkTile& work, const FindNext& find_next) {
@@ -48,18 +48,29 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
             last = max((work.end + kKeys - 1) / kKeys, first + 1);
   load.begin(work, first);
   if constexpr (Config::kBlocks) math.copy_queries(work);
-  int stage = 0;  // of `tile`
-  int to = 0;     // of the tile that is loaded
+  constexpr bool kFills = Config::kBlocks && !Config::kCoded;  // all stages before the first tile
+  int stage = 0;                                               // of `tile`
+  int to = 0;                                                  // of the tile that is loaded
 #pragma unroll 1
-  for (int tile = first - ahead; tile < last; ++tile) {
+  for (int tile = first - ahead - kFills; tile < last; ++tile) {
     if (tile >= first) {
-      copy_async_wait(max(ahead - 1, 0));
+      copy_async_wait(kFills && tile == first ? ahead : max(ahead - 1, 0));
       __syncthreads();  // this tile has arrived, and the tile before has been read
+      if constexpr (Config::kCoded) {
+        decode_tile(params, storage, stage);
+        __syncthreads();
+      }
     }
-    if (tile + ahead < last) load(tile + ahead, to);
-    if (++to == stages) to = 0;
-    copy_async_commit();
-    if (tile < first) continue;
+    if (!kFills || tile != first) {
+      const int next = tile + ahead + (kFills && tile < first);
+      if (next < last) load(next, to);
+      if (++to == stages) to = 0;
+      copy_async_commit();
+    }
+    if (tile < first) {
+      if constexpr (Config::kCoded) load.prefetch(first + 1);
+      continue;
+    }
     if (tile == first) {
       math.begin(work);
       find_next();
@@ -68,14 +79,13 @@ __device__ __forceinline__ void compute(const Params& params, Storage<Config>& s
       copy_async_wait<0>();
       __syncthreads();
     }
-    int buffer = stage;
     if constexpr (!Config::kBlocks) {
       if (params.coded_row > 0) {
         decode_tile(params, storage, stage);
         __syncthreads();
-        buffer = 0;
       }
     }
+    const int buffer = is_coded<Config>(params) ? 0 : stage;
     const bool masked = tile < work.full_first * kTilesOfWork || tile >= work.full_last * kTilesOfWork;
     math.multiply_keys(buffer);
     if (masked && work.uneven) {
@@ -133,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, Config::kMostCtas) attend_latent(con
 template <class Config>
 CudaStatus launch_attend(const Params& params, int ordinal, Stream stream) {
   static_assert(sizeof(Storage<Config>) == kFixedBytes<Config>);
-  static_assert(Config::kBlocks ? shape_of<Config>(227 * 1024, 228 * 1024, 0).stages >= 2
+  static_assert(Config::kBlocks ? shape_of<Config>(227 * 1024, 228 * 1024, Config::kCoded ? kPackedRow : 0).stages == Config::kStages
                                 : shape_of<Config>(99 * 1024, 100 * 1024, 0).stages >= 2 &&
                                       shape_of<Config>(99 * 1024, 100 * 1024, kMixedRow).stages >= 1);
   const DeviceProperties& device = *properties(ordinal);

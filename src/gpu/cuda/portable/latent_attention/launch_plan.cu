@@ -35,10 +35,8 @@ template <class Element, int kHeadDim>
 Entry entry_of(std::int64_t rows, const Fit& fit) {
   Entry best{};
   for (std::size_t tuning = 0; tuning < kTunings.size(); ++tuning) {
-    const Entry entry = *function_of_row<kTunings.size()>(static_cast<int>(tuning), [](auto row) {
-      constexpr Tuning kTuning = kTunings[row.value];
-      return &kEntry<ConfigOf<Element, kHeadDim, kTuning.row_tile, kTuning.key_tile, kTuning.most_ctas>>;
-    });
+    const Entry entry = *function_of_row<kTunings.size()>(static_cast<int>(tuning),
+                                                          [](auto row) { return &kEntry<ConfigOf<Element, kHeadDim, row.value>>; });
     const bool fits = entry.shape(fit.per_block, fit.per_multiprocessor, fit.coded_row).stages > 0;
     if (tuning == 0 || (fits && (best.row_tile < rows || best.row_tile == entry.row_tile))) best = entry;
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/cuda/common/copy_async.cuh"
+#include "gpu/cuda/common/global_memory.cuh"
 #include "gpu/cuda/portable/latent_attention/storage.cuh"
 
 namespace fovea::gpu::portable::latent_attention {
@@ -38,7 +39,19 @@ class Loader {
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = row_of_pass(pass), entry = found[pass];
       found[pass] = find(tile + 1, row);
-      copy_key(tile * kKeys + row, entry, stage, row);
+      copy_key(key_at(tile * kKeys + row, entry), stage, row);
+    }
+  }
+
+  /// Fetches rows of the tile that is loaded next into L2, as its stage is not free yet.
+  __device__ __forceinline__ void prefetch(int tile) const {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const Key key = key_at(tile * kKeys + row_of_pass(pass), found[pass]);
+      if (!key.inside) continue;
+      const std::byte* from = row_of(key.cache, key.block, key.slot);
+#pragma unroll 1
+      for (int i = 2 * chunk(); i < key.cache.format.chunks; i += 2 * kRowThreads) prefetch_line(from + 16 * i);
     }
   }
 
@@ -51,8 +64,16 @@ class Loader {
   static __device__ int chunk() { return static_cast<int>(threadIdx.x) % kRowThreads; }
   static __device__ int row_of_pass(int pass) { return static_cast<int>(threadIdx.x) / kRowThreads + pass * kPassRows; }
 
-  /// Copies a key to a row of a stage. `entry`: as find() returned it.
-  __device__ __forceinline__ void copy_key(int key, int entry, int stage, int row) const {
+  /// A key of a cache. Without `present` it becomes zeros, without `inside` NaN.
+  struct Key {
+    const RowCache& cache;
+    Source source;
+    int block, slot;
+    bool present, inside;
+  };
+
+  /// `entry`: as find() returned it.
+  __device__ __forceinline__ Key key_at(int key, int entry) const {
     // A key past the end has the main cache's format: its codes become zeros, as there may be no extra cache.
     const bool wanted = key >= work->begin && key < work->end, of_main = key < main_end || key >= work->end;
     const RowCache& cache = of_main ? params.main : params.extra;
@@ -64,13 +85,17 @@ class Loader {
       inside = wanted && entry >= 0;
     }
     inside = inside && static_cast<unsigned>(block) < static_cast<unsigned>(cache.blocks);
-    if (params.listed && chunk() == 0) storage.sources[stage][row] = !inside ? kAbsent : of_main ? kMain : kExtra;
     // A listed token outside the cache is ignored, a visible key outside is NaN.
-    const bool present = params.listed ? inside : wanted;
-    if (!Config::kBlocks && params.coded_row > 0) {
-      copy_codes(cache, {stage, row, block, slot, present, inside});
+    return {cache, !inside ? kAbsent : of_main ? kMain : kExtra, block, slot, params.listed ? inside : wanted, inside};
+  }
+
+  /// Copies a key to a row of a stage.
+  __device__ __forceinline__ void copy_key(const Key& key, int stage, int row) const {
+    if (params.listed && chunk() == 0) storage.sources[stage][row] = key.source;
+    if (is_coded<Config>(params)) {
+      copy_codes(key, stage, row);
     } else {
-      copy_row(cache, {stage, row, block, slot, present, inside});
+      copy_row(key, stage, row);
     }
   }
 
@@ -87,16 +112,10 @@ class Loader {
     return cache.data + head_offset + block * cache.strides.block + slot * cache.strides.token;
   }
 
-  /// A key of the cache and its row of a stage. Without `present` it becomes zeros, without `inside` NaN.
-  struct Key {
-    int stage, row, block, slot;
-    bool present, inside;
-  };
-
-  __device__ __forceinline__ void copy_row(const RowCache& cache, const Key& key) const {
-    const std::uint32_t to = storage.keys(key.stage) + static_cast<std::uint32_t>(Rows::offset(key.row, chunk()));
-    const std::byte* from = row_of(cache, key.block, key.slot) + 16 * chunk();
-    if (cache.aligned && key.inside) {
+  __device__ __forceinline__ void copy_row(const Key& key, int stage, int row) const {
+    const std::uint32_t to = storage.keys(stage) + static_cast<std::uint32_t>(Rows::offset(row, chunk()));
+    const std::byte* from = row_of(key.cache, key.block, key.slot) + 16 * chunk();
+    if (key.cache.aligned && key.inside) {
 #pragma unroll
       for (int span = 0; span < Rows::kSpans; ++span) copy_async(to + 128 * span, from + 128 * span);
       return;
@@ -112,15 +131,16 @@ class Loader {
   }
 
   /// Copies a coded row as it is stored, and its scales behind it if they lie elsewhere.
-  __device__ __forceinline__ void copy_codes(const RowCache& cache, const Key& key) const {
-    const std::uint32_t to = shared_address(storage.codes(params, key.stage, key.row));
-    const std::byte* from = row_of(cache, key.block, key.slot);
-    const std::byte* scales = cache.data + key.block * cache.strides.block + cache.scales_at + key.slot * cache.scales_stride;
+  __device__ __forceinline__ void copy_codes(const Key& key, int stage, int row) const {
+    const std::uint32_t to = shared_address(storage.codes(params, stage, row));
+    const std::byte* from = row_of(key.cache, key.block, key.slot);
+    const std::byte* scales =
+        key.cache.data + key.block * key.cache.strides.block + key.cache.scales_at + key.slot * key.cache.scales_stride;
 #pragma unroll 1
-    for (int i = chunk(); i < cache.format.chunks; i += kRowThreads) {
+    for (int i = chunk(); i < key.cache.format.chunks; i += kRowThreads) {
       copy_async(to + 16 * i, key.inside ? static_cast<const void*>(from + 16 * i) : &kNotANumber, key.present);
     }
-    if (chunk() >= cache.format.scale_words) return;
+    if (chunk() >= key.cache.format.scale_words) return;
     if (key.present) {
       copy_async_word(to + kScalesAt + 4 * chunk(), key.inside ? static_cast<const void*>(scales + 4 * chunk()) : &kNotANumber);
     } else {

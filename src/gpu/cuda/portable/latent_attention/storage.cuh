@@ -10,6 +10,12 @@
 
 namespace fovea::gpu::portable::latent_attention {
 
+/// Whether rows are decoded in shared memory. Blocks have a kernel for each kind.
+template <class Config>
+__device__ __forceinline__ bool is_coded(const Params& params) {
+  return Config::kBlocks ? Config::kCoded : params.coded_row > 0;
+}
+
 template <class Config>
 using KeyRows = SwizzledRows<Config::kHeadDim>;
 
@@ -40,10 +46,12 @@ struct Storage : Exchange<Config> {
   alignas(128) std::uint8_t sources[kMostStages][Config::kKeys];
   alignas(128) WorkTile works[2];  // the current one and the next
 
-  /// Keys of a stage, in KeyRows. The stages follow this struct. Coded rows have one such tile, and behind it stages of codes.
+  /// Keys of a stage, in KeyRows. The stages follow this struct. Coded rows have one such tile, and behind it stages of codes: one with
+  /// blocks.
   __device__ std::uint32_t keys(int stage) const { return shared_address(this + 1) + stage * Config::kStageBytes; }
   __device__ const std::byte* codes(const Params& params, int stage, int row) const {
-    return reinterpret_cast<const std::byte*>(this + 1) + Config::kStageBytes + (stage * Config::kKeys + row) * params.coded_row;
+    const int index = (Config::kBlocks ? 0 : stage * Config::kKeys) + row;
+    return reinterpret_cast<const std::byte*>(this + 1) + Config::kStageBytes + index * params.coded_row;
   }
 };
 
