@@ -22,6 +22,7 @@ SCRIPTS = {
     "cache_conversion": ("cases",),
     "quantized_attention": ("quantisers", "cases"),
     "portable_attention": ("forward", "backward"),
+    "portable_latent": ("dense", "sparse"),
     "paged_decode": ("decode", "pages", "head_dims", "prefill", "mixed", "append", "merge"),
     "kv_formats": ("decode", "pairs", "inline", "append", "append_inline"),
     "continuous_batching": ("cases",),
