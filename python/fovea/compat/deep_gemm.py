@@ -86,7 +86,7 @@ def fp8_fp4_mqa_logits(
         cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
         clean_logits: Whether other logits are -inf, rather than unwritten.
         max_seqlen_k: 0.
-        logits_dtype: Of the result: float32 or bfloat16.
+        logits_dtype: float32 or bfloat16.
     """
     refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
     refuse(_E4M3_ALONE, **{"q[1]": q[1]})
@@ -145,7 +145,7 @@ def fp8_fp4_paged_mqa_logits(
         schedule_meta: Ignored.
         max_context_len: Columns of the result.
         clean_logits: Whether other logits are -inf, rather than unwritten.
-        logits_dtype: Of the result: float32 or bfloat16.
+        logits_dtype: float32 or bfloat16.
         indices: None.
     """
     refuse(_E4M3_ALONE, **{"q[1]": q[1]})
