@@ -164,7 +164,7 @@ class FlatLogits(Logits):
 class PagedLogits(Logits):
     """Logits that no query sees stay unwritten. The schedule that DeepGEMM wants is made before its call."""
 
-    clean = True
+    clean = True  # timed after a flush that ends with reads, too
 
     def __init__(self, case: Paged) -> None:
         self.case, batch = case, case.batch

@@ -16,6 +16,7 @@ from torch import Tensor
 import fovea
 
 HOPPER = "Hopper's kernel"
+IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)  # elsewhere it would be the portable kernel
 DENSE = [
     equal(8, 8192, 128),
     equal(16, 4096, 128),
@@ -53,7 +54,7 @@ class Portable(Decode):
         return function(self.q, self.cache.data, self.table, self.kv_len, out=out, return_lse=True, **options)[0]
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        return {HOPPER: partial(self.call, fovea.latent_attention)}
+        return {HOPPER: partial(self.call, fovea.latent_attention)} if IS_HOPPER else {}
 
 
 class PortableSparse(Sparse):
@@ -68,7 +69,7 @@ class PortableSparse(Sparse):
         return function(self.q, self.cache.data, self.indices, format=self.cache.format, out=out, return_lse=True)[0]
 
     def peers(self, shared: bool) -> dict[str, Callable[[], Tensor]]:
-        found = {HOPPER: partial(self.call, fovea.sparse_latent_attention)}
+        found = {HOPPER: partial(self.call, fovea.sparse_latent_attention)} if IS_HOPPER else {}
         if DEVICE == "cuda" and self.cache.format == "v32_fp8":
             import triton_latent
 

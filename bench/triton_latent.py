@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plain Triton kernel of token-sparse decode over rows of 656 bytes: one program for each query token, group of heads and split,
-and a second kernel that combines splits. Codes are operands as they are, and scales go to scores and probabilities."""
+"""A plain Triton kernel of token-sparse decode over rows of 656 bytes, and one that combines its splits.
+
+A program has one query token, some heads and a split. Codes are operands as they are, and scales go to scores and probabilities."""
 
 from collections.abc import Callable
 from functools import partial

@@ -65,6 +65,7 @@ inline void split_cases(std::vector<LatentCase>& table) {
   add("bf16-h128-page1", {.head = 128, .page = 1, .sequences = of_lengths(1, {2049, 130})}, Tier::full);
   add("bf16-on-e4m3-h128-q2", {.rows = DType::e4m3, .head = 128, .sequences = of_lengths(2, {1500, 7}), .has_scale = true}, Tier::full);
   add("v32_fp8-h128", {.format = CacheFormat::v32_fp8, .head = 128, .page = 16, .sequences = of_lengths(1, {8300, 3})}, Tier::full);
+  add("bf16-h16-long-of-five", {.sequences = of_lengths(1, {3400, 1, 1, 1, 1})}, Tier::full);  // combined by three groups, in two turns
   const std::vector<Sequence> around = of_lengths(1, {0, 1, 63, 64, 65, 127, 128, 129, 2049});
   add("v32_fp8-h128-tiles", {.format = CacheFormat::v32_fp8, .head = 128, .sequences = around}, Tier::full);
   add("v4_fp8-h65-tiles", {.format = CacheFormat::v4_fp8, .row = 512, .head = 65, .sequences = around}, Tier::full);

@@ -22,6 +22,8 @@ class _Kind(NamedTuple):
     words: str
     entries: tuple[Any, ...] = ()
     """Annotations of the entries of a list or tuple; the last one holds for all further entries."""
+    length: int | None = None
+    """The length of a tuple whose annotation says it."""
 
 
 _KINDS = {
@@ -81,6 +83,13 @@ class Arguments:
                     return ValueError(text)
         return _without_data(given, self.kinds)
 
+    def wrong_length(self, given: dict[str, Any]) -> TypeError | None:
+        """A refusal of the first tuple that has another length than its annotation says."""
+        for name, value, kind in _values(given, self.kinds):
+            if kind.length is not None and isinstance(value, list | tuple) and len(value) != kind.length:
+                return TypeError(f"{name}: got a tuple of {len(value)}, want {kind.words}")
+        return None
+
     def axes_of(self, given: dict[str, Any]) -> dict[str, list[str]]:
         """The axes of the tensors of a call whose axes have names."""
         tensors = ((name, text, given.get(name)) for name, texts in self._axes.items() for text in texts)
@@ -139,7 +148,8 @@ def _kind(annotation: Any) -> _Kind:
     if origin in (Union, UnionType):
         kinds = [_kind(part) for part in parts]
         classes = tuple(one for kind in kinds for one in kind.classes)
-        return _Kind(classes, " or ".join(kind.words for kind in kinds), next((kind.entries for kind in kinds if kind.entries), ()))
+        of_tuple = next((kind for kind in kinds if kind.entries), _ANY)
+        return _Kind(classes, " or ".join(kind.words for kind in kinds), of_tuple.entries, of_tuple.length)
     if origin is Literal:
         return _Kind((str,), " or ".join(map(repr, parts)))
     if origin is tuple:
@@ -149,6 +159,7 @@ def _kind(annotation: Any) -> _Kind:
             (tuple, list),
             "a tuple" if Ellipsis in parts else f"a tuple of {len(parts)}",
             tuple(part for part in parts if part is not Ellipsis),
+            None if Ellipsis in parts else len(parts),
         )
     if origin is Sequence:
         return _Kind((list, tuple), "a list of tensors" if parts == (Tensor,) else "a list", parts)

@@ -112,6 +112,9 @@ def _refused(
         return from_gate(kind(placed(renamed(str(error), names), arguments.axes_of(given))))
     known = typed(error)
     if re.match(_SCHEMA, str(known)) or (isinstance(known, _ESCAPED) and _GOT not in str(known)):
+        wrong = arguments.wrong_length(given)
+        if wrong is not None:
+            return from_gate(wrong, error)
         text = f"{arguments.of}(): got {said(given)}, want arguments that go together"
         return from_gate(refusal(f"{text} ({type(error).__name__}: {error})"), error)
     return from_gate(type(known)(in_python(str(known), given))) if type(known) in (ValueError, NotImplementedError) else error

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "case.hpp"
@@ -158,6 +159,36 @@ TEST(Planning, PortableLatentAttentionFits) {
   EXPECT_EQ(tiles(kAda, DType::e4m3, 33), "64 x 32 tiles, 2");
   EXPECT_EQ(tiles(kTuring, DType::f16, 128), "64 x 32 tiles, 1");
   EXPECT_EQ(tiles(kTuring, DType::e4m3, 128), "16 x 32 tiles, 1");
+}
+
+/// Lists of packed rows, alone and beside plain ones in the other cache, on a device with 227 KB.
+TEST(Planning, PortableLatentAttentionOfPackedRowsFits) {
+  const auto tiles = [](std::int64_t dim, CacheFormat main, std::optional<CacheFormat> extra) {
+    const auto selection = [&](CacheFormat format) {
+      SparseLatentAttentionDesc::Selection of{.indices = contiguous(DType::i32, {1, 1, 128})};
+      if (format == CacheFormat::rows) {
+        of.cache.rows = contiguous(DType::bf16, {4, 64, 1, dim});
+        of.cache.rows.alignment = 16;
+      } else {
+        of.cache = {.format = format, .blocks = 4, .page = 64, .alignment = 16};
+      }
+      return of;
+    };
+    SparseLatentAttentionDesc desc{
+        .q = contiguous(DType::bf16, {1, 1, 64, dim}), .out = contiguous(DType::bf16, {1, 1, 64, 512}), .main = selection(main)};
+    if (extra) desc.extra = selection(*extra);
+    const auto planned =
+        plan_sparse_latent_attention(desc, {Backend::cuda, 0}, {.implementation = "cuda.portable.sparse_latent_attention"});
+    const std::string text(planned ? planned->explain() : to_string(planned.error()));
+    const std::size_t begin = text.find(": ") + 2;
+    return text.substr(begin, text.find(" stages") - begin);
+  };
+  EXPECT_EQ(tiles(576, CacheFormat::v32_fp8, std::nullopt), "64 x 64 tiles, 1");
+  EXPECT_EQ(tiles(512, CacheFormat::v4_fp8, std::nullopt), "64 x 64 tiles, 1");
+  EXPECT_EQ(tiles(512, CacheFormat::v41_fp8, CacheFormat::v41_fp4), "64 x 64 tiles, 1");
+  EXPECT_EQ(tiles(512, CacheFormat::v41_fp8, CacheFormat::rows), "64 x 64 tiles, 1");
+  EXPECT_EQ(tiles(576, CacheFormat::v32_fp8, CacheFormat::rows), "64 x 32 tiles, 4");
+  EXPECT_EQ(tiles(576, CacheFormat::rows, std::nullopt), "64 x 64 tiles, 2");
 }
 
 }  // namespace

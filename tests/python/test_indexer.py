@@ -129,7 +129,7 @@ def test_paged_index_logits(index_logits_implementation):
 
 def paged_call(**changes):
     """Two sequences of two queries, over six blocks of four tokens."""
-    call = {"q": torch.randn(2, 2, 8, 64).to(E4M3), "fused_kv_cache": torch.randint(0, 48, (6, 4, 1, 68), dtype=torch.uint8)}
+    call = {"q": torch.randn(2, 2, 8, 64).to(E4M3), "kv_cache": torch.randint(0, 48, (6, 4, 1, 68), dtype=torch.uint8)}
     call |= {"weights": torch.randn(4, 8), "context_lens": int32(5, 7), "block_table": torch.tensor([[0, 1], [2, 5]]).int()}
     return call | {"schedule_meta": None, "max_context_len": 8, "clean_logits": True} | changes
 
@@ -155,13 +155,13 @@ def test_context_lengths_of_queries():
         ({"max_context_len": -1}, ["max_context_len", "-1", "0 or more"]),
         ({"context_lens": torch.zeros(2, 1, dtype=torch.int32)}, ["context_lens.shape", "[2, 1]", "[2] or [2, 2]"]),
         ({"context_lens": int32(5), "block_table": torch.zeros(1, 2, dtype=torch.int32)}, ["block_table.shape[0]", "1", "2"]),
-        ({"fused_kv_cache": torch.zeros(6, 3, 1, 67, dtype=torch.uint8)}, ["fused_kv_cache.shape", "67", "68 or 132"]),
-        ({"fused_kv_cache": torch.zeros(6, 0, 1, 68, dtype=torch.uint8)}, ["fused_kv_cache.shape", "[6, 0, 1, 68]"]),
+        ({"kv_cache": torch.zeros(6, 3, 1, 67, dtype=torch.uint8)}, ["kv_cache.shape", "67", "68 or 132"]),
+        ({"kv_cache": torch.zeros(6, 0, 1, 68, dtype=torch.uint8)}, ["kv_cache.shape", "[6, 0, 1, 68]"]),
         (
-            {"fused_kv_cache": torch.zeros(1633, dtype=torch.uint8)[1:].view(6, 4, 1, 68)},
-            ["fused_kv_cache.strides", "byte 1", "4 bytes"],
+            {"kv_cache": torch.zeros(1633, dtype=torch.uint8)[1:].view(6, 4, 1, 68)},
+            ["kv_cache.strides", "byte 1", "4 bytes"],
         ),
-        ({"fused_kv_cache": torch.zeros(6, 4, 2, 68, dtype=torch.uint8)[:, :, :1]}, ["fused_kv_cache.strides", "one piece"]),
+        ({"kv_cache": torch.zeros(6, 4, 2, 68, dtype=torch.uint8)[:, :, :1]}, ["kv_cache.strides", "one piece"]),
     ],
 )
 def test_refusals_of_a_paged_call(changes, words):
@@ -226,10 +226,23 @@ def test_other_refusals_of_names_that_engines_call():
     with pytest.raises(ValueError, match=r"logits_dtype: got torch\.float16, want torch\.float32 or torch\.bfloat16"):
         deep_gemm.fp8_fp4_mqa_logits((q, None), **flat, logits_dtype=torch.float16)
     call = paged_call()
-    with pytest.raises(ValueError, match=r"q\[0\].shape: got \[4, 8, 64\], want \[batch, next_n, heads, head_dim\]"):
+    with pytest.raises(ValueError, match=r"q\[0\].rank: got 3, want 4 \(batch, next_n, heads, head_dim\)"):
         deep_gemm.fp8_fp4_paged_mqa_logits(**call | {"q": (call["q"].flatten(0, 1), None)})
     with pytest.raises(NotImplementedError, match="indices"):
         deep_gemm.get_paged_mqa_logits_metadata(int32(1), 64, 132, int32(0))
+    for pair in [(q,), (q, None, None)]:
+        with pytest.raises(TypeError, match=f"q: got a tuple of {len(pair)}, want a tuple of 2"):
+            deep_gemm.fp8_fp4_mqa_logits(pair, **flat)
+    for pair in [(k,), (k, k_scale, k_scale)]:
+        with pytest.raises(TypeError, match=f"kv: got a tuple of {len(pair)}, want a tuple of 2"):
+            deep_gemm.fp8_mqa_logits(q, pair, *list(flat.values())[1:])
+
+
+def test_multiprocessors_are_kept():
+    deep_gemm.set_num_sms(100)
+    assert deep_gemm.get_num_sms() == 100
+    deep_gemm.set_num_sms(0)
+    assert deep_gemm.get_num_sms() >= 0
 
 
 def test_not_a_number(index_logits_implementation):

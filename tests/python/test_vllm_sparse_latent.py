@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("vllm", reason="needs vLLM's Python files: ./dev vllm")
 pytest.importorskip("vllm.model_executor.layers.attention.sparse_mla_attention", reason="needs a vLLM with sparse latent attention")
 
+from vllm import platforms
 from vllm.model_executor.layers.attention import sparse_mla_attention
 from vllm.platforms.interface import DeviceCapability
 from vllm.utils import deep_gemm, import_utils
@@ -20,7 +21,6 @@ from vllm.v1.attention.backends.mla import sparse_utils
 
 import fovea
 from fovea.integrations import vllm as integration
-from fovea.integrations.vllm import sparse_latent
 from fovea.integrations.vllm.sparse_latent import FoveaSparseLatentBackend, FoveaSparseLatentBuilder, FoveaSparseLatentImpl
 
 LATENT, ROW, PAGE, HEADS, LISTED = 512, 576, 64, 4, 128
@@ -181,24 +181,36 @@ def test_other_layers_are_refused(config):
 
 
 class TestIndexer:
-    """vLLM's own functions, which import ``deep_gemm``."""
+    """vLLM's own functions, which ask for ``deep_gemm`` before they ask for a backend."""
 
     @pytest.fixture(autouse=True)
     def fresh(self, monkeypatch):
+        def forget():
+            deep_gemm._import_deep_gemm.cache_clear()
+            import_utils._has_module.cache_clear()
+
         for name in [name for name in vars(deep_gemm) if name.endswith("_impl")]:
             monkeypatch.setattr(deep_gemm, name, None)
-        for cached in (deep_gemm._import_deep_gemm, import_utils._has_module, deep_gemm.has_deep_gemm):
-            getattr(cached, "cache_clear", lambda: None)()
-        monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
+        monkeypatch.setitem(sys.modules, "deep_gemm", torch)  # what comes in its place goes after the test
+        monkeypatch.delitem(sys.modules, "deep_gemm")
+        forget()
+        yield
+        forget()
 
-    def on(self, monkeypatch, *, supported):
-        monkeypatch.setattr(
-            sparse_latent, "current_platform", SimpleNamespace(is_cuda=lambda: True, support_deep_gemm=lambda: supported)
-        )
-        assert FoveaSparseLatentBackend.get_impl_cls() is FoveaSparseLatentImpl
+    @staticmethod
+    def offer(monkeypatch, *, supported=False, capability=89):
+        platform = {"is_cuda": lambda: True, "support_deep_gemm": lambda: supported}
+        platform["has_device_capability"] = lambda least: capability >= least
+        monkeypatch.setattr(platforms, "current_platform", SimpleNamespace(**platform))
+        integration._offer_indexer()
 
-    def test_other_gpus_get_it(self, monkeypatch):
-        self.on(monkeypatch, supported=False)
+    @pytest.mark.parametrize("installed", [False, True])
+    def test_other_gpus_get_it(self, monkeypatch, tmp_path, installed):
+        if installed:  # for GPUs that this one is not
+            (tmp_path / "deep_gemm.py").write_text("def get_num_sms(): return 1\n")
+            monkeypatch.syspath_prepend(tmp_path)
+        self.offer(monkeypatch)
+        assert import_utils.has_deep_gemm()
         q, cache = torch.randn(2, 1, 8, 128).to(torch.float8_e4m3fn), torch.randint(0, 48, (6, PAGE, 1, 132), dtype=torch.uint8)
         lengths, table = torch.tensor([[5], [70]], dtype=torch.int32), torch.arange(6, dtype=torch.int32).view(2, 3)
         weights = torch.rand(2, 8)
@@ -215,14 +227,17 @@ class TestIndexer:
         keys, scales, ends = k.flatten(0, 1)[:90], k_scale.flatten()[:90], torch.tensor([90, 40], dtype=torch.int32)
         got = deep_gemm.fp8_fp4_mqa_logits((q[:, 0], None), (keys, scales), weights, ends * 0, ends, clean_logits=True)
         assert torch.equal(got, fovea.index_logits(q[:, 0], keys, scales, weights, last=ends))
+        deep_gemm.set_num_sms(7)
+        assert deep_gemm.get_num_sms() == 7
 
-    def test_hopper_keeps_the_real_one(self, monkeypatch):
-        self.on(monkeypatch, supported=True)
-        assert "deep_gemm" not in sys.modules
+    @pytest.mark.parametrize("gpu", [{"supported": True}, {"capability": 80}])
+    def test_these_gpus_do_not(self, monkeypatch, gpu):
+        self.offer(monkeypatch, **gpu)
+        assert not import_utils.has_deep_gemm()
 
     def test_an_imported_one_stays(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "deep_gemm", torch)
-        self.on(monkeypatch, supported=False)
+        self.offer(monkeypatch)
         assert sys.modules["deep_gemm"] is torch
 
 

@@ -22,22 +22,25 @@ __all__ = [
     "fp8_fp4_paged_mqa_logits",
     "fp8_mqa_logits",
     "fp8_paged_mqa_logits",
+    "get_num_sms",
     "get_paged_mqa_logits_metadata",
+    "set_num_sms",
 ]
 
 _SCALE_BYTES = 4
 _WIDTHS = [head_dim + _SCALE_BYTES for head_dim in (64, 128)]
 _LENGTHS = ("batch", "batch, next_n")
 _FLAT = {"first": "cu_seq_len_k_start", "last": "cu_seq_len_k_end", "k": "kv[0]", "k_scale": "kv[1]"}
-_PAGED = {"kv_len": "context_lens", "k": "fused_kv_cache", "k_scale": "fused_kv_cache", "out": "max_context_len"}
+_PAGED = {"kv_len": "context_lens", "k": "kv_cache", "k_scale": "kv_cache", "out": "max_context_len"}
 _PAGED_AXES = {
-    "fused_kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
+    "kv_cache": "num_blocks, block_kv, 1, head_dim + 4",
     "context_lens": _LENGTHS,
     "block_table": "batch, max_blocks",
 }
 _E4M3_ALONE = "codes of FP4 are not supported"
 _NOT_COMPRESSED = "logits are not compressed"
 _NOT_MAPPED = "sequences share no queries"
+_num_sms = 0
 
 
 @adapted(_FLAT, axes={"q": "seq_len, heads, head_dim", "weights": "seq_len, heads"})
@@ -49,8 +52,9 @@ def fp8_mqa_logits(
     cu_seq_len_k_end: Tensor,
     clean_logits: bool = True,
     max_seqlen_k: int = 0,
+    logits_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Scores of the tokens of a flat cache: float32 ``[seq_len, seq_len_kv]``.
+    """Scores of the tokens of a flat cache, ``[seq_len, seq_len_kv]``.
 
     Args:
         q: float8_e4m3fn ``[seq_len, heads, head_dim]``.
@@ -60,9 +64,10 @@ def fp8_mqa_logits(
         cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
         clean_logits: Whether other logits are -inf, rather than unwritten.
         max_seqlen_k: 0.
+        logits_dtype: float32 or bfloat16.
     """
     refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
-    return _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, torch.float32)
+    return _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
 
 
 @adapted(_FLAT | {"q": "q[0]"}, axes={"weights": "seq_len, heads"})
@@ -76,7 +81,7 @@ def fp8_fp4_mqa_logits(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """:func:`fp8_mqa_logits` with queries in a pair, and logits of another dtype.
+    """:func:`fp8_mqa_logits` with queries in a pair.
 
     Args:
         q: float8_e4m3fn ``[seq_len, heads, head_dim]``, and None: scales of queries are factors of weights.
@@ -89,42 +94,13 @@ def fp8_fp4_mqa_logits(
         logits_dtype: float32 or bfloat16.
     """
     refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
-    refuse(_E4M3_ALONE, **{"q[1]": q[1]})
-    _check_dtype(logits_dtype)
-    return _flat(q[0], kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, logits_dtype)
+    return _flat(_codes(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
 
 
 @adapted(_PAGED, axes=_PAGED_AXES | {"q": "batch, next_n, heads, head_dim"})
 def fp8_paged_mqa_logits(
     q: Tensor,
-    fused_kv_cache: Tensor,
-    weights: Tensor,
-    context_lens: Tensor,
-    block_table: Tensor,
-    schedule_meta: Tensor | None,
-    max_context_len: int,
-    clean_logits: bool = False,
-) -> Tensor:
-    """Scores of the tokens of a paged cache: float32 ``[batch * next_n, max_context_len]``.
-
-    Args:
-        q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``: the last tokens of each sequence.
-        fused_kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
-        weights: float32 ``[batch * next_n, heads]``.
-        context_lens: int32 ``[batch]``: query i of a sequence sees the tokens up to ``context_lens - next_n + i``. Or
-            ``[batch, next_n]``: a query sees as many tokens as its own number says.
-        block_table: int32 ``[batch, max_blocks]``.
-        schedule_meta: Ignored.
-        max_context_len: Columns of the result.
-        clean_logits: Whether other logits are -inf, rather than unwritten.
-    """
-    return _paged(q, fused_kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, torch.float32)
-
-
-@adapted(_PAGED | {"q": "q[0]"}, axes=_PAGED_AXES)
-def fp8_fp4_paged_mqa_logits(
-    q: tuple[Tensor, Tensor | None],
-    fused_kv_cache: Tensor,
+    kv_cache: Tensor,
     weights: Tensor,
     context_lens: Tensor,
     block_table: Tensor,
@@ -134,11 +110,43 @@ def fp8_fp4_paged_mqa_logits(
     logits_dtype: torch.dtype = torch.float32,
     indices: Tensor | None = None,
 ) -> Tensor:
-    """:func:`fp8_paged_mqa_logits` with queries in a pair, and logits of another dtype.
+    """Scores of the tokens of a paged cache, ``[batch * next_n, max_context_len]``.
+
+    Args:
+        q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``: the last tokens of each sequence.
+        kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
+        weights: float32 ``[batch * next_n, heads]``.
+        context_lens: int32 ``[batch]``: query i of a sequence sees the tokens up to ``context_lens - next_n + i``. Or
+            ``[batch, next_n]``: a query sees as many tokens as its own number says.
+        block_table: int32 ``[batch, max_blocks]``.
+        schedule_meta: Ignored.
+        max_context_len: Columns of the result.
+        clean_logits: Whether other logits are -inf, rather than unwritten.
+        logits_dtype: float32 or bfloat16.
+        indices: None.
+    """
+    refuse(_NOT_MAPPED, indices=indices)
+    return _paged(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, _checked(logits_dtype))
+
+
+@adapted(_PAGED | {"q": "q[0]"}, axes=_PAGED_AXES)
+def fp8_fp4_paged_mqa_logits(
+    q: tuple[Tensor, Tensor | None],
+    kv_cache: Tensor,
+    weights: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    schedule_meta: Tensor | None,
+    max_context_len: int,
+    clean_logits: bool = False,
+    logits_dtype: torch.dtype = torch.float32,
+    indices: Tensor | None = None,
+) -> Tensor:
+    """:func:`fp8_paged_mqa_logits` with queries in a pair.
 
     Args:
         q: float8_e4m3fn ``[batch, next_n, heads, head_dim]``, and None: scales of queries are factors of weights.
-        fused_kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
+        kv_cache: uint8 ``[num_blocks, block_kv, 1, head_dim + 4]``: of each block the codes of all tokens, then their scales.
         weights: float32 ``[batch * next_n, heads]``.
         context_lens: int32 ``[batch]`` or ``[batch, next_n]``.
         block_table: int32 ``[batch, max_blocks]``.
@@ -148,12 +156,8 @@ def fp8_fp4_paged_mqa_logits(
         logits_dtype: float32 or bfloat16.
         indices: None.
     """
-    refuse(_E4M3_ALONE, **{"q[1]": q[1]})
     refuse(_NOT_MAPPED, indices=indices)
-    _check_dtype(logits_dtype)
-    if q[0].dim() != 4:
-        raise ValueError(f"q[0].shape: got {list(q[0].shape)}, want [batch, next_n, heads, head_dim]")
-    return _paged(q[0], fused_kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, logits_dtype)
+    return _paged(_codes(q), kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, _checked(logits_dtype))
 
 
 @adapted(axes={"context_lens": _LENGTHS})
@@ -172,14 +176,33 @@ def get_paged_mqa_logits_metadata(context_lens: Tensor, block_kv: int, num_sms: 
     return context_lens.new_zeros((num_sms + 1, 2), dtype=torch.int32)
 
 
-def _check_dtype(logits_dtype: torch.dtype) -> None:
+def set_num_sms(num_sms: int) -> None:
+    """Keeps a number of multiprocessors for :func:`get_num_sms`, and does nothing else with it."""
+    global _num_sms
+    _num_sms = num_sms
+
+
+def get_num_sms() -> int:
+    """The number kept by :func:`set_num_sms`; without one, the multiprocessors of the current device."""
+    return _num_sms or (torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 0)
+
+
+def _codes(q: tuple[Tensor, Tensor | None]) -> Tensor:
+    codes, scales = q
+    refuse(_E4M3_ALONE, **{"q[1]": scales})
+    return codes
+
+
+def _checked(logits_dtype: torch.dtype) -> torch.dtype:
     check(logits_dtype in (torch.float32, torch.bfloat16), "logits_dtype", logits_dtype, "torch.float32 or torch.bfloat16")
+    return logits_dtype
 
 
 def _flat(
     q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, last: Tensor, clean: bool, dtype: torch.dtype
 ) -> Tensor:
-    return index_logits(q, *kv, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
+    k, k_scale = kv
+    return index_logits(q, k, k_scale, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
 
 
 def _paged(
@@ -194,6 +217,7 @@ def _paged(
 ) -> Tensor:
     if columns < 0:
         raise ValueError(f"max_context_len: got {columns}, want 0 or more")
+    check(q.dim() == 4, "q.rank", q.dim(), "4 (batch, next_n, heads, head_dim)")
     batch, queries = q.shape[:2]
     if block_table.shape[0] != batch:
         raise ValueError(f"block_table.shape[0] (batch): got {block_table.shape[0]}, want {batch}, the batch of q")
@@ -219,14 +243,14 @@ def _views(cache: Tensor) -> tuple[Tensor, Tensor]:
     """Codes ``[blocks, page, head_dim]`` and scales ``[blocks, page]`` of a planar cache."""
     blocks, page, one, width = cache.shape
     if cache.dtype not in (torch.uint8, torch.int8, torch.float8_e4m3fn):
-        raise ValueError(f"fused_kv_cache.dtype: got {cache.dtype}, want torch.uint8")
+        raise ValueError(f"kv_cache.dtype: got {cache.dtype}, want torch.uint8")
     if page < 1 or one != 1 or width not in _WIDTHS:
-        raise ValueError(f"fused_kv_cache.shape: got {list(cache.shape)}, want [num_blocks, block_kv, 1, 68 or 132]")
+        raise ValueError(f"kv_cache.shape: got {list(cache.shape)}, want [num_blocks, block_kv, 1, 68 or 132]")
     offset = 0 if torch.compiler.is_compiling() else cache.storage_offset()  # compilers do not trace it
     whole = (cache.stride(1), cache.stride(3)) == (width, 1)
     if cache.numel() > 0 and not (whole and cache.stride(0) % _SCALE_BYTES == offset % _SCALE_BYTES == 0):
         got = f"{list(cache.stride())} from byte {offset}"
-        raise ValueError(f"fused_kv_cache.strides: got {got}, want blocks in one piece that begin at multiples of 4 bytes")
+        raise ValueError(f"kv_cache.strides: got {got}, want blocks in one piece that begin at multiples of 4 bytes")
     flat = cache.as_strided((blocks, page * width), (cache.stride(0), 1))
     codes = page * (width - _SCALE_BYTES)
     return flat[:, :codes].view(torch.float8_e4m3fn).unflatten(1, (page, -1)), flat[:, codes:].view(torch.float32)

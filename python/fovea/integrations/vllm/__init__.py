@@ -8,16 +8,19 @@ vLLM finds :func:`register` through the entry point group ``vllm.general_plugins
 vLLM 0.33 takes new names: ``FOVEA`` and, for latent attention, ``FOVEA_MLA`` and ``FOVEA_MLA_SPARSE``. Earlier ones have the one
 name ``CUSTOM``; ``FOVEA_VLLM_CUSTOM=mla``, or ``sparse_mla``, in the environment says that it is latent attention.
 
-Nothing of vLLM is imported before vLLM itself calls :func:`register`, and nothing of it is changed outside of its registry.
+Nothing of vLLM is imported before vLLM itself calls :func:`register`, and nothing of it is changed outside of its registry. With
+``FOVEA_VLLM_CUSTOM=sparse_mla``, ``import deep_gemm`` finds Fovea's indexer on GPUs that DeepGEMM has no kernels for.
 """
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import fovea
+from fovea import compat
 
 OLDEST, NEWEST = (0, 20), (0, 33)
 """The versions of vLLM whose interface this package knows."""
@@ -30,6 +33,8 @@ BACKENDS = {
 }
 _CUSTOM = {"": "FOVEA", "mla": "FOVEA_MLA", "sparse_mla": "FOVEA_MLA_SPARSE"}
 """The backend that ``CUSTOM`` is, by ``FOVEA_VLLM_CUSTOM`` of the environment."""
+_E4M3_OF_TRITON = 89
+"""The least compute capability on which the Triton kernels of vLLM's indexer write e4m3."""
 _logger = logging.getLogger("vllm.plugins.fovea")
 """vLLM shows what is below its own name."""
 PREFILL = f"{__name__}.latent.FoveaPrefillBackend"
@@ -62,6 +67,18 @@ def register() -> None:
         from vllm.v1.attention.backends.mla.prefill import registry
 
         _enter(registry.MLAPrefillBackendEnum, registry.register_mla_prefill_backend, {"FOVEA": PREFILL}, PREFILL)
+    if choice == "sparse_mla":
+        _offer_indexer()
+
+
+def _offer_indexer() -> None:
+    """vLLM asks for ``deep_gemm`` where it builds its indexer, before it asks for a backend."""
+    from vllm.platforms import current_platform
+
+    lacks_kernels = current_platform.is_cuda() and not current_platform.support_deep_gemm()
+    if lacks_kernels and current_platform.has_device_capability(_E4M3_OF_TRITON) and "deep_gemm" not in sys.modules:
+        compat.install("deep_gemm")
+        _logger.info("fovea %s: deep_gemm is fovea.compat.deep_gemm", fovea.__version__)
 
 
 def _enter(members: Any, enter: Callable[..., Any], named: dict[str, str], custom: str) -> dict[str, str]:

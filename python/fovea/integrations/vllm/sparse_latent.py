@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's backend for latent attention over listed tokens (DeepSeek's sparse attention), decode and prefill alike.
 
-vLLM's indexer lists the tokens of each query, and its builder says which sequence a query belongs to. The indexer calls DeepGEMM,
-which has kernels for Hopper and Blackwell alone: on other GPUs it gets Fovea's.
+vLLM's indexer lists the tokens of each query, and its builder says which sequence a query belongs to.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,13 +15,11 @@ from torch import Tensor
 from vllm import envs
 from vllm.model_executor.layers.attention import sparse_mla_attention
 from vllm.model_executor.layers.attention.sparse_mla_attention import SparseMLACommonImpl, SparseMLACommonMetadataBuilder
-from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionMetadata
 from vllm.v1.attention.backends.mla import sparse_utils
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import fovea
-from fovea import compat
 from fovea.integrations.vllm._choice import has_kernels, mixed_dtypes, no_latent_kernel
 
 _PAGE = 64
@@ -32,15 +28,6 @@ _PACKED = "fp8_ds_mla"
 _PACKED_FORMAT = "v32_fp8"
 _PACKED_BYTES = 656
 _DECODE_AT_MOST = 128
-
-
-def offer_indexer() -> None:
-    """Lets ``import deep_gemm`` find Fovea's indexer, where the real one has no kernels and nobody has imported it.
-
-    vLLM imports it in the first step that lists tokens.
-    """
-    if current_platform.is_cuda() and not current_platform.support_deep_gemm() and "deep_gemm" not in sys.modules:
-        compat.install("deep_gemm")
 
 
 class FoveaSparseLatentBackend(AttentionBackend):
@@ -53,7 +40,6 @@ class FoveaSparseLatentBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> type[FoveaSparseLatentImpl]:
-        offer_indexer()
         return FoveaSparseLatentImpl
 
     @staticmethod

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Combines the partial results of query tiles that several splits share, in an order that the splits alone decide.
+/// Combines the partial results of query tiles that several splits share, in an order that the plan decides.
 #include <algorithm>
 
 #include "gpu/common/score_transform.cuh"

@@ -12,7 +12,8 @@
 
 namespace fovea::gpu::sm90::indexer::decode {
 
-/// Stages of each sequence with its queries and their weights, by a warp. Behind all of them, a sequence without stages.
+/// Publishes which stages of each sequence are in the share, and loads its queries and their weights, by a warp. A sequence without stages
+/// ends the share.
 template <class Config>
 __device__ __forceinline__ void load_queries(Storage<Config>& storage, const Params& params, TileScheduler<Config> work) {
   const int lane = lane_index();
@@ -89,7 +90,7 @@ class KeyLoader {
     }
     count = work.valid() ? min((work.to - stage + kProducers - 1) / kProducers, batch) : 0;
     const int column = (stage + (lane >> (6 - box_bits)) * kProducers) * Config::kKeys + ((lane & (boxes - 1)) << box_bits);
-    box = {-1, 0, &kAbsentScales};
+    box = {-1, 0, kAbsentScales.values};
     stage += batch * kProducers;
     if (count == 0 || column >= min(work.length, params.room)) return;
     const int page = params.page.quotient(column), token = column - page * params.page.divisor;

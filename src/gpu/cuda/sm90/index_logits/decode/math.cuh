@@ -76,7 +76,7 @@ class Math {
     const float scale = storage.scales[k_at.stage][key_of_lane];
     wgmma_wait<0>();
     release(storage.k_empty[k_at.stage]);
-    fence_operand(products);  // sums come behind
+    fence_operand(products);  // read behind the wait
     advance<kWarpgroups>(k_at);
     float of_query[kQueries];
 #pragma unroll

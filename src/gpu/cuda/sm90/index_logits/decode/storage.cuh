@@ -41,7 +41,7 @@ __device__ __forceinline__ void advance(PipelineState<kStages>& at) {
 /// Where keys of one TMA box lie. Those of block -1 arrive as zeros, with NaN as their scales.
 struct alignas(16) KeyBox {
   int block, token;
-  const void* scales;
+  const float* scales;
 };
 
 /// Those stages of a sequence that are in the CTA's share.
