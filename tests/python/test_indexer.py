@@ -202,6 +202,24 @@ def test_names_that_engines_call():
     assert torch.equal(alone, want[1::2])
 
 
+@pytest.mark.parametrize("tokens", [40, 0])
+def test_compressed_logits(tokens):
+    """In the place of clean_logits too, as DeepGEMM 2.8 has it."""
+    q, k, k_scale, weights = operands(4, 8, 128, tokens)
+    first, last = int32(0, 3, 9, -2), int32(40, 20, 9, 2**31 - 1)
+    call = ((q, None), (k, k_scale), weights, first, last)
+    full = deep_gemm.fp8_fp4_mqa_logits(*call)
+    got = deep_gemm.fp8_fp4_mqa_logits(*call, max_seqlen_k=25)
+    assert got.shape == (4, 25)
+    for row, begin in enumerate([0, 3, 9, 0]):
+        own = full[row, begin : begin + 25]
+        assert torch.equal(got[row, : len(own)], own) and (got[row, len(own) :] == -torch.inf).all()
+    kept = deep_gemm.fp8_fp4_mqa_logits(*call, 25)
+    seen = got > -torch.inf
+    assert kept.shape == (4, 25) and torch.equal(kept[seen], got[seen])
+    assert torch.equal(deep_gemm.fp8_mqa_logits(q, *call[1:], max_seqlen_k=25), got)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -219,8 +237,8 @@ def test_declines_of_names_that_engines_call(changes, words):
 def test_other_refusals_of_names_that_engines_call():
     q, k, k_scale, weights = operands(3, 8, 128, 40)
     flat = {"kv": (k, k_scale), "weights": weights, "cu_seq_len_k_start": int32(0, 3, 9), "cu_seq_len_k_end": int32(40, 20, 9)}
-    with pytest.raises(NotImplementedError, match="max_seqlen_k: got 40, want 0"):
-        deep_gemm.fp8_fp4_mqa_logits((q, None), **flat, max_seqlen_k=40)
+    with pytest.raises(ValueError, match="max_seqlen_k: got -1, want 0 or more"):
+        deep_gemm.fp8_fp4_mqa_logits((q, None), **flat, max_seqlen_k=-1)
     with pytest.raises(ValueError, match=r"q\[0\].rank: got 4, want 3"):
         deep_gemm.fp8_fp4_mqa_logits((q[None], None), **flat)
     with pytest.raises(ValueError, match=r"logits_dtype: got torch\.float16, want torch\.float32 or torch\.bfloat16"):

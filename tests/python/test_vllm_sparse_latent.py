@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention over listed tokens for vLLM: its own builder and layers drive Fovea's, and formulas judge them."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -180,6 +181,11 @@ def test_other_layers_are_refused(config):
         impl_of(None, sliding_window=8)
 
 
+def clean(value):
+    """An argument that vLLM's functions had before 0.33."""
+    return {"clean_logits": value} if "clean_logits" in inspect.signature(deep_gemm.fp8_fp4_mqa_logits).parameters else {}
+
+
 class TestIndexer:
     """vLLM's own functions, which ask for ``deep_gemm`` before they ask for a backend."""
 
@@ -216,17 +222,22 @@ class TestIndexer:
         weights = torch.rand(2, 8)
         schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, PAGE, 4)
         assert schedule.shape == (5, 2)
-        got = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, schedule, 150, clean_logits=True)
+        got = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, schedule, 150, **clean(False))
         flat = cache.view(6, -1)
         k, k_scale = (
             flat[:, : PAGE * 128].view(torch.float8_e4m3fn).unflatten(1, (PAGE, 128)),
             flat[:, PAGE * 128 :].view(torch.float32),
         )
         want = fovea.index_logits(q[:, 0], k, k_scale, weights, block_table=table, kv_len=lengths[:, 0])[:, :150]
-        assert torch.equal(got, want)
+        assert got.shape == (2, 150) and torch.equal(got[0, :5], want[0, :5]) and torch.equal(got[1, :70], want[1, :70])
         keys, scales, ends = k.flatten(0, 1)[:90], k_scale.flatten()[:90], torch.tensor([90, 40], dtype=torch.int32)
-        got = deep_gemm.fp8_fp4_mqa_logits((q[:, 0], None), (keys, scales), weights, ends * 0, ends, clean_logits=True)
-        assert torch.equal(got, fovea.index_logits(q[:, 0], keys, scales, weights, last=ends))
+        begins = torch.tensor([0, 10], dtype=torch.int32)  # before vLLM 0.33 in columns of all tokens
+        got = deep_gemm.fp8_fp4_mqa_logits(
+            (q[:, 0], None), (keys, scales), weights, begins, ends, *([] if clean(0) else [90]), **clean(False)
+        )
+        want = fovea.index_logits(q[:, 0], keys, scales, weights, first=begins, last=ends)
+        at = 10 if clean(0) else 0
+        assert got.shape == (2, 90) and torch.equal(got[0], want[0]) and torch.equal(got[1, at : at + 30], want[1, 10:40])
         deep_gemm.set_num_sms(7)
         assert deep_gemm.get_num_sms() == 7
 

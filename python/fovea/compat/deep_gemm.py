@@ -7,7 +7,8 @@
 * Schedules are not needed: :func:`get_paged_mqa_logits_metadata` returns a tensor of DeepGEMM's shape, whose numbers mean nothing.
 * Without ``clean_logits`` the logits that a query does not see are left unwritten, as in DeepGEMM.
 * Context lengths are those of sequences, or one for each query, as newer versions want them.
-* Not here: logits compressed to ``max_seqlen_k`` columns, FP4 codes, ``indices``, and the matrix products of DeepGEMM.
+* Logits compressed to ``max_seqlen_k`` columns are taken from those of all tokens. They need the memory of both, and of places.
+* Not here: FP4 codes, ``indices``, and the matrix products of DeepGEMM.
 """
 
 import torch
@@ -38,7 +39,6 @@ _PAGED_AXES = {
     "block_table": "batch, max_blocks",
 }
 _E4M3_ALONE = "codes of FP4 are not supported"
-_NOT_COMPRESSED = "logits are not compressed"
 _NOT_MAPPED = "sequences share no queries"
 _num_sms = 0
 
@@ -54,7 +54,7 @@ def fp8_mqa_logits(
     max_seqlen_k: int = 0,
     logits_dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Scores of the tokens of a flat cache, ``[seq_len, seq_len_kv]``.
+    """Scores of the tokens of a flat cache, ``[seq_len, seq_len_kv]`` or ``[seq_len, max_seqlen_k]``.
 
     Args:
         q: float8_e4m3fn ``[seq_len, heads, head_dim]``.
@@ -63,11 +63,11 @@ def fp8_mqa_logits(
         cu_seq_len_k_start: int32 ``[seq_len]``: the first token that a query sees.
         cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
         clean_logits: Whether other logits are -inf, rather than unwritten.
-        max_seqlen_k: 0.
+        max_seqlen_k: Other than 0: columns of the result, the first of which is the first token that its row sees.
         logits_dtype: float32 or bfloat16.
     """
-    refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
-    return _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
+    logits = _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
+    return _compressed(logits, cu_seq_len_k_start, max_seqlen_k)
 
 
 @adapted(_FLAT | {"q": "q[0]"}, axes={"weights": "seq_len, heads"})
@@ -89,12 +89,14 @@ def fp8_fp4_mqa_logits(
         weights: float32 ``[seq_len, heads]``.
         cu_seq_len_k_start: int32 ``[seq_len]``: the first token that a query sees.
         cu_seq_len_k_end: int32 ``[seq_len]``: the token behind the last one.
-        clean_logits: Whether other logits are -inf, rather than unwritten.
-        max_seqlen_k: 0.
+        clean_logits: Whether other logits are -inf, rather than unwritten. An int is max_seqlen_k, which DeepGEMM 2.8 has here.
+        max_seqlen_k: Other than 0: columns of the result, the first of which is the first token that its row sees.
         logits_dtype: float32 or bfloat16.
     """
-    refuse(_NOT_COMPRESSED, max_seqlen_k=max_seqlen_k)
-    return _flat(_codes(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
+    if not isinstance(clean_logits, bool | torch.SymBool):
+        clean_logits, max_seqlen_k = False, clean_logits
+    logits = _flat(_codes(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
+    return _compressed(logits, cu_seq_len_k_start, max_seqlen_k)
 
 
 @adapted(_PAGED, axes=_PAGED_AXES | {"q": "batch, next_n, heads, head_dim"})
@@ -203,6 +205,18 @@ def _flat(
 ) -> Tensor:
     k, k_scale = kv
     return index_logits(q, k, k_scale, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
+
+
+def _compressed(logits: Tensor, first: Tensor, columns: int) -> Tensor:
+    """Each row from the first token that it sees on. Columns that a row does not have are -inf."""
+    check(columns >= 0, "max_seqlen_k", columns, "0 or more")
+    if columns == 0:
+        return logits
+    tokens = logits.shape[1]
+    if tokens == 0:
+        return logits.new_full((len(logits), columns), -torch.inf)
+    places = first.clamp(min=0)[:, None] + torch.arange(columns, device=first.device)
+    return logits.gather(1, places.clamp(max=tokens - 1)).masked_fill_(places >= tokens, -torch.inf)
 
 
 def _paged(
