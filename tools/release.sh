@@ -25,9 +25,9 @@ make_sdist() {
 # make_wheel FOLDER DEFINITION...: a wheel from the unpacked sdist. Its sources lie as deep beside its objects as those of ./dev test, and
 # the flags are the same: a compiler cache has most objects.
 make_wheel() {
-  local folder=$PWD/$1 definition options=(-C build-dir=build/wheel)
+  local folder=$PWD/$1 definition options=(--config-settings build-dir=build/wheel)
   shift
-  for definition in FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(-C "cmake.define.$definition"); done
+  for definition in FOVEA_WARNINGS_AS_ERRORS=ON FOVEA_BUILD_CLI=ON "$@"; do options+=(--config-settings "cmake.define.$definition"); done
   rm -rf "$folder"
   (cd "$WHEEL_BUILD/source" \
     && .venv/bin/python -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$folder" "${options[@]}" .)
