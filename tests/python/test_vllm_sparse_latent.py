@@ -181,9 +181,8 @@ def test_other_layers_are_refused(config):
         impl_of(None, sliding_window=8)
 
 
-def clean(value):
-    """An argument that vLLM's functions had before 0.33."""
-    return {"clean_logits": value} if "clean_logits" in inspect.signature(deep_gemm.fp8_fp4_mqa_logits).parameters else {}
+CLEANS = "clean_logits" in inspect.signature(deep_gemm.fp8_fp4_mqa_logits).parameters
+"""Whether vLLM's functions say what becomes of other logits, as before 0.33. Later ones want compressed logits."""
 
 
 class TestIndexer:
@@ -219,10 +218,10 @@ class TestIndexer:
         assert import_utils.has_deep_gemm()
         q, cache = torch.randn(2, 1, 8, 128).to(torch.float8_e4m3fn), torch.randint(0, 48, (6, PAGE, 1, 132), dtype=torch.uint8)
         lengths, table = torch.tensor([[5], [70]], dtype=torch.int32), torch.arange(6, dtype=torch.int32).view(2, 3)
-        weights = torch.rand(2, 8)
+        weights, kept = torch.rand(2, 8), {"clean_logits": False} if CLEANS else {}
         schedule = deep_gemm.get_paged_mqa_logits_metadata(lengths, PAGE, 4)
         assert schedule.shape == (5, 2)
-        got = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, schedule, 150, **clean(False))
+        got = deep_gemm.fp8_fp4_paged_mqa_logits((q, None), cache, weights, lengths, table, schedule, 150, **kept)
         flat = cache.view(6, -1)
         k, k_scale = (
             flat[:, : PAGE * 128].view(torch.float8_e4m3fn).unflatten(1, (PAGE, 128)),
@@ -231,12 +230,11 @@ class TestIndexer:
         want = fovea.index_logits(q[:, 0], k, k_scale, weights, block_table=table, kv_len=lengths[:, 0])[:, :150]
         assert got.shape == (2, 150) and torch.equal(got[0, :5], want[0, :5]) and torch.equal(got[1, :70], want[1, :70])
         keys, scales, ends = k.flatten(0, 1)[:90], k_scale.flatten()[:90], torch.tensor([90, 40], dtype=torch.int32)
-        begins = torch.tensor([0, 10], dtype=torch.int32)  # before vLLM 0.33 in columns of all tokens
-        got = deep_gemm.fp8_fp4_mqa_logits(
-            (q[:, 0], None), (keys, scales), weights, begins, ends, *([] if clean(0) else [90]), **clean(False)
-        )
+        begins = torch.tensor([0, 10], dtype=torch.int32)
+        compressed = [] if CLEANS else [90]
+        got = deep_gemm.fp8_fp4_mqa_logits((q[:, 0], None), (keys, scales), weights, begins, ends, *compressed, **kept)
         want = fovea.index_logits(q[:, 0], keys, scales, weights, first=begins, last=ends)
-        at = 10 if clean(0) else 0
+        at = 10 if CLEANS else 0
         assert got.shape == (2, 90) and torch.equal(got[0], want[0]) and torch.equal(got[1, at : at + 30], want[1, 10:40])
         deep_gemm.set_num_sms(7)
         assert deep_gemm.get_num_sms() == 7

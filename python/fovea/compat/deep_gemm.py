@@ -66,8 +66,7 @@ def fp8_mqa_logits(
         max_seqlen_k: Other than 0: columns of the result, the first of which is the first token that its row sees.
         logits_dtype: float32 or bfloat16.
     """
-    logits = _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
-    return _compressed(logits, cu_seq_len_k_start, max_seqlen_k)
+    return _flat(q, kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype)
 
 
 @adapted(_FLAT | {"q": "q[0]"}, axes={"weights": "seq_len, heads"})
@@ -95,8 +94,7 @@ def fp8_fp4_mqa_logits(
     """
     if not isinstance(clean_logits, bool | torch.SymBool):
         clean_logits, max_seqlen_k = False, clean_logits
-    logits = _flat(_codes(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, _checked(logits_dtype))
-    return _compressed(logits, cu_seq_len_k_start, max_seqlen_k)
+    return _flat(_codes(q), kv, weights, cu_seq_len_k_start, cu_seq_len_k_end, clean_logits, max_seqlen_k, logits_dtype)
 
 
 @adapted(_PAGED, axes=_PAGED_AXES | {"q": "batch, next_n, heads, head_dim"})
@@ -128,7 +126,7 @@ def fp8_paged_mqa_logits(
         indices: None.
     """
     refuse(_NOT_MAPPED, indices=indices)
-    return _paged(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, _checked(logits_dtype))
+    return _paged(q, kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, logits_dtype)
 
 
 @adapted(_PAGED | {"q": "q[0]"}, axes=_PAGED_AXES)
@@ -159,7 +157,7 @@ def fp8_fp4_paged_mqa_logits(
         indices: None.
     """
     refuse(_NOT_MAPPED, indices=indices)
-    return _paged(_codes(q), kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, _checked(logits_dtype))
+    return _paged(_codes(q), kv_cache, weights, context_lens, block_table, max_context_len, clean_logits, logits_dtype)
 
 
 @adapted(axes={"context_lens": _LENGTHS})
@@ -195,23 +193,29 @@ def _codes(q: tuple[Tensor, Tensor | None]) -> Tensor:
     return codes
 
 
-def _checked(logits_dtype: torch.dtype) -> torch.dtype:
+def _check_dtype(logits_dtype: torch.dtype) -> None:
     check(logits_dtype in (torch.float32, torch.bfloat16), "logits_dtype", logits_dtype, "torch.float32 or torch.bfloat16")
-    return logits_dtype
 
 
 def _flat(
-    q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, last: Tensor, clean: bool, dtype: torch.dtype
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    weights: Tensor,
+    first: Tensor,
+    last: Tensor,
+    clean: bool,
+    columns: int,
+    dtype: torch.dtype,
 ) -> Tensor:
+    _check_dtype(dtype)
+    check(columns >= 0, "max_seqlen_k", columns, "0 or more")
     k, k_scale = kv
-    return index_logits(q, k, k_scale, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
+    logits = index_logits(q, k, k_scale, weights, first=first, last=last, keep_outside=not clean, dtype=dtype)
+    return logits if columns == 0 else _compressed(logits, first, columns)
 
 
 def _compressed(logits: Tensor, first: Tensor, columns: int) -> Tensor:
     """Each row from the first token that it sees on. Columns that a row does not have are -inf."""
-    check(columns >= 0, "max_seqlen_k", columns, "0 or more")
-    if columns == 0:
-        return logits
     tokens = logits.shape[1]
     if tokens == 0:
         return logits.new_full((len(logits), columns), -torch.inf)
@@ -229,6 +233,7 @@ def _paged(
     clean: bool,
     dtype: torch.dtype,
 ) -> Tensor:
+    _check_dtype(dtype)
     if columns < 0:
         raise ValueError(f"max_context_len: got {columns}, want 0 or more")
     check(q.dim() == 4, "q.rank", q.dim(), "4 (batch, next_n, heads, head_dim)")
